@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blis_replay.base.addons import addons
-from blis_replay.base.errors import RecordingError
+from blis_replay.base.errors import RecordingError, counted
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
@@ -39,7 +39,8 @@ class IngestOutcome:
     ``unusable``: names of the checks by which a part of the recording, or all of it, must not be used.
     ``rejected``: records that could not be used; ``bytes``: of all files.  ``engine_given_before``: file and names of
     engine arguments of an earlier ingest.  ``left_out``: what lies beside this experiment and belongs to none.
-    ``not_used``: files with requests, or named by the user, that are not read, with the reason.
+    ``not_used``: files with requests, or named by the user, that are not read, with the reason.  ``before``: what the
+    experiment had that was replaced.
     """
 
     slug: str
@@ -56,6 +57,7 @@ class IngestOutcome:
     engine_given_before: str = ""
     left_out: str = ""
     not_used: str = ""
+    before: str = ""
 
 
 def outcomes_table(outcomes: Sequence[IngestOutcome]) -> Table:
@@ -105,10 +107,14 @@ def ingest_source(
             if not even_worse:
                 _refuse_worse(store, checked, source)
             limit_writing(store)
+            had = stored_counts(store, checked.slug)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
         unused = _not_used([(file.name, file.kind) for file in checked.files], source)
     ingested = _outcome(checked, outcome, time.perf_counter() - begin)
-    return replace(ingested, engine_given_before=reused, left_out=left_out, not_used=unused)
+    before = ""
+    if had is not None and outcome == "replaced":
+        before = f"{counted(had.requests, 'request')}, {counted(had.steps, 'step')}"
+    return replace(ingested, engine_given_before=reused, left_out=left_out, not_used=unused, before=before)
 
 
 # Files of a directory that are likely to have requests.

@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 279,
-    "lines of the instrument": 57_590,
+    "lines of the instrument": 57_607,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_279,
+    "lines of tests": 41_291,
 }
 LOADED_BUDGET = {"modules": 78, "lines": 15_736}
 

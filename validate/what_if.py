@@ -261,7 +261,8 @@ _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "
 WITHOUT_UNCERTAINTY = "this release does not keep how the errors of its coefficients hang together"
 INTERVALS = (
     "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine, or a busier hour of this one, "
-    "is not in them. A change compares one server at one pace; if its pace differs between two recordings, add that"
+    "is not in them. A change compares one server at one pace: what the pace of two recordings differs by comes on top "
+    "(`compare A B --explain` measures it)"
 )
 
 

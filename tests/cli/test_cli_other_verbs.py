@@ -23,6 +23,11 @@ def test_ingest_says_what_it_did_and_is_idempotent(run: Run, demo: Path) -> None
     first, second = run("ingest", demo, "--json").json, run("ingest", demo, "--json").json
     assert [o["ingested"][0]["outcome"] for o in (first, second)] == ["new", "unchanged"]
     assert first["ingested"][0]["requests"] == 300
+    assert run("ingest", demo, "--name", "other", "--json").json["ingested"][0]["before"] == ""
+    with duckdb.connect(".blis-replay/store.duckdb") as store:
+        store.execute("UPDATE experiments SET read_by = NULL, derived_hash = ''")
+    again = run("ingest", demo, "--name", "other", "--json").json["ingested"][0]
+    assert again["outcome"] == "replaced" and again["before"].startswith("300 requests, ")
 
 
 def test_what_ingest_says_of_a_recording_fits_80_columns() -> None:

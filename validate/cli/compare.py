@@ -170,6 +170,7 @@ def _why(compared: Differences, answer: Answer, coefficients: str | None, bounds
     try:
         why = why_different(a, b, release_for(coefficients, [a.slug, b.slug]), changes)
     except ExperimentError as error:
-        click.echo(f"why they differ is not known: {printable(str(error))}", err=True)
+        said = f"{printable(str(error))}; a release of your own: --coefficients FILE"
+        click.echo(f"why they differ is not known: {said}", err=True)
         return answer
     return with_why(answer, why, names)

@@ -191,8 +191,9 @@ def outcome_lines(outcome: IngestOutcome) -> list[str]:
     """What an ingest did, and below it what it took from earlier ones or left out."""
     iterations = f"{counted(outcome.iterations, 'iteration')}, " if outcome.iterations else ""
     rejected = f", {counted(outcome.rejected, 'record')} rejected" if outcome.rejected else ""
+    had = f" (had {outcome.before})" if outcome.before else ""
     lines = [
-        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}{had}; {counted(outcome.requests, 'request')}, "
         f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}; "
         f"{outcome.seconds:.1f} s"
     ]
@@ -242,6 +243,8 @@ def list_verb(pack: Path | None, remove: tuple[str, ...], store_path: Path) -> i
         raise click.UsageError("--remove is of the store and --pack of files; leave one of them out")
     if remove:
         removed(store_path, remove)
+        if not quiet():
+            click.echo(f"removed: {', '.join(remove)}", err=True)
     if pack is None:
         return print_answer(experiments_answer(store_path))
     from blis_replay.fixtures.pack import BUNDLED, read_pack

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -168,7 +170,9 @@ class Replayed:
             return "the coefficients are fitted to this recording; see what is left", see
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
         train = f"blis-replay calibrate {quote(recording.alias)}{store_option}{store}"
-        out = "refit.yaml" if "mine.yaml" in self.options else "mine.yaml"  # not over the coefficients that are judged
+        # Not over the coefficients that are judged, nor over another fit.
+        names = chain(("mine.yaml", "refit.yaml"), (f"refit-{n}.yaml" for n in count(2)))
+        out = next(name for name in names if name not in self.options and not Path(name).exists())
         return "calibrate, and judge the fit by another run", f"{train} --out {out}"
 
 

@@ -252,9 +252,11 @@ def _step_time(server: Replayed) -> Hypothesis | str:
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:
+        if nature.stretch is not None:  # a fit would have it
+            remedy, command = "record this load again, as something else slowed the server for a part of it", ""
         why = f"the server's steps {nature.words}, whatever is in them; steps that were held up do not count"
         remedy = f"compare the machine with that of the fit (kind, clocks, temperature, what else ran on it); {remedy}"
-        found = replace(found, name=PACE_OF_STEPS, why=why, less=why, remedy=remedy)
+        found = replace(found, name=PACE_OF_STEPS, why=why, less=why, remedy=remedy, command=command)
     elif nature is not None and nature.is_off:
         by = f"mostly in the cost of {nature.cost}" if nature.cost else "in all costs or in one (not identifiable)"
         more = f", {by}: the server's steps {nature.words}"

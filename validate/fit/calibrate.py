@@ -319,7 +319,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     line = None if options.data == "latencies" else measure(recordings, (begin, until), options.seed)
     fit = _searched(recordings, used, options) if line is None else _measured(recordings, line, options)
     scores, latencies = fit.record.scores, {"e2e": 0.0}
-    later = () if missed(scores, latencies, recordings) else missed(scores, latencies, recordings, later=True)
+    later = missed(scores, latencies, recordings, later=True)
     unlike = (f"{'; '.join(later)}: what came later is not served like what was fitted",) if later else ()
     return replace(fit, remarks=fit.remarks + unlike + refuse_impossible(fit.record, recordings))
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
@@ -118,11 +119,17 @@ def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted:
         assert explanations(attribution)[0].endswith(mend)
 
 
-def test_a_fit_is_not_advised_over_the_coefficients_that_are_judged(planted: Planted) -> None:
+def test_a_fit_is_not_advised_over_the_coefficients_that_are_judged(
+    planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor over another fit that lies there."""
+    monkeypatch.chdir(tmp_path)
     wrong = wrong_simulator(planted, "step_time")
     options = " --coefficients mine.yaml"
-    attribution = attribute(wrong.recording, wrong.release, parse_mode(wrong.replay), options=options)
-    assert explanations(attribution)[0].endswith(" --out refit.yaml")
+    for out in ("refit.yaml", "refit-2.yaml"):
+        attribution = attribute(wrong.recording, wrong.release, parse_mode(wrong.replay), options=options)
+        assert explanations(attribution)[0].endswith(f" --out {out}")
+        (tmp_path / out).touch()
 
 
 def test_two_planted_causes_are_told_apart(planted: Planted, alone: Callable[[str], Attribution]) -> None:
