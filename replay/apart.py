@@ -62,7 +62,7 @@ class ApartEngine(EmbeddedEngine):
         costs = pair.costs(given)
         producer, turns = pair.settled(costs)
         fitted = tuple(name for name in vars(costs) if name not in given)
-        apart = Apart(self.prefill, producer, pair.row, costs, fitted, turns, pair.observed_us)
+        apart = Apart(self.prefill, producer, pair.of_producer, pair.row, costs, fitted, turns, pair.observed_us)
         queued_us = pair.handed_over_us(producer, costs)
         if plan.mode.pre_queue == "recorded":  # the consumer by itself
             queued_us = np.where(np.isnan(pair.came_us), queued_us, np.nan_to_num(pair.came_us)).astype(np.int64)
@@ -84,7 +84,8 @@ class _Pair:
         own_mode = replace(mode, pre_queue="modelled", output_processing="modelled", engine=())
         first = plan_replay(prefill, own_mode, entry)
         self.plan, self.name = plan.at_recorded_times, decode.alias
-        self.engine, self.of_producer = _transferring(decode, plan.engine), _transferring(prefill, first.engine)
+        self.engine = _transferring(decode, plan.engine)
+        self.of_producer = replace(_transferring(prefill, first.engine), offloading=_NOTHING_LOADED)
         self.latency, self.lifecycle = plan.latency(own.latency), own.lifecycle
         self.latency_of_producer, self.lifecycle_of_producer = first.latency(entry.latency), entry.lifecycle
         stamps, rows = joined(decode, prefill)
@@ -118,11 +119,11 @@ class _Pair:
 
     def settled(self, costs: TransferCosts) -> tuple[SimResult, int]:
         """The producer's run beside that of the consumer, and how often it was simulated until it stayed the same."""
-        fetched_us, engine = np.full(len(self.trace), -1), replace(self.of_producer, offloading=_NOTHING_LOADED)
+        fetched_us = np.full(len(self.trace), -1)
         before: SimResult | None = None
         for turn in range(1, len(self.trace) + 3):
             trace = replace(self.trace, fetched_us=fetched_us)
-            result = simulate(trace, engine, self.latency_of_producer, self.lifecycle_of_producer)
+            result = simulate(trace, self.of_producer, self.latency_of_producer, self.lifecycle_of_producer)
             if before is not None and (result.finished_us == before.finished_us).all():
                 return result, turn
             consumer = self.consumed(self.handed_over_us(result, costs), costs)

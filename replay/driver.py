@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReplayError
-from blis_replay.blis.releases.fit import Outside, outside
+from blis_replay.blis.releases.fit import Outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.blis.trace import KvCacheGroup, RequestTrace
+from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import Recording, columns_of
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store.recordings import TABLES
-from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, kinds_of_cache, left_out, refuse_sizes
+from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, kinds_of_cache, left_out, outside_of, refuse_sizes
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
@@ -33,7 +32,8 @@ class ReplayRun:
     ``entry``: None if the simulator ran with coefficients of its own.  ``simulator``: its name.
     ``not_simulated``: what the recorded engine used and the simulator has not, one sentence each: such a run says
     nothing of the simulator.
-    ``outside``: steps outside the batches that the coefficients were fitted on; None if few or unknown.
+    ``outside``: steps outside the batches that the coefficients were fitted on, of a pair those of the server that they
+    leave less sure; None if few or unknown.
     """
 
     recording: Recording
@@ -134,10 +134,16 @@ def replay(
             f"{recording.slug}: the simulator did not complete {int(lost.sum())} requests that the recording "
             "completed, so there is nothing to compare; check the engine arguments"
         )
-    beyond = None
-    if simulated.engine is not None and entry is not None and entry.fit and entry.fit.steps and not plan.cycles:
-        attends = (_attends(groups),) if (groups := plan.engine.kv_cache_groups) else ()
-        beyond = outside(simulated.engine.steps, entry.fit.steps, entry.latency, *attends)
+    missing = _not_simulated(recording, plan, simulated, embedded)
+    beyond = None if plan.cycles else outside_of(entry, simulated.engine, plan.engine.kv_cache_groups)
+    if (apart := plan.apart) is not None:
+        name = apart.prefill.alias
+        # Groups of KV blocks too: which of them are sent was not compared.
+        missing += tuple(f"{name}: {what}" for what in left_out(apart.prefill, apart.engine, embedded))
+        groups, fitted = apart.engine.kv_cache_groups, simulator.entry_for(apart.prefill)
+        also = None if plan.cycles else outside_of(fitted, apart.producer, groups)
+        both = [one for one in (beyond, also and replace(also, of=name)) if one is not None]
+        beyond = max(both, key=lambda one: (one.unsure, one.matters), default=None)
     return ReplayRun(
         recording=plan.recording,
         release=simulator.release,
@@ -146,15 +152,9 @@ def replay(
         plan=plan,
         simulator=simulator.name,
         simulated=simulated,
-        not_simulated=_not_simulated(recording, plan, simulated, embedded),
+        not_simulated=missing,
         outside=beyond,
     )
-
-
-def _attends(groups: tuple[KvCacheGroup, ...]) -> Callable[[Floats], Floats]:
-    from blis_replay.blis.grouping import attended_by  # few models have groups
-
-    return lambda context: attended_by(groups, context - 1, 1)
 
 
 def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated, embedded: bool) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
+from blis_replay.base.arrays import Floats
 from blis_replay.base.engine_packs import choose_pack
 from blis_replay.base.errors import ReplayError, UnreplayableError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
+from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import (
     EngineConfig,
     KvCacheGroup,
@@ -338,6 +341,19 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
         for name, (neutral, instead) in _NOT_SIMULATED.items()
         if arguments.get(name, neutral) != neutral and not (embedded and _simulated(name, arguments))
     )
+
+
+def outside_of(entry: ModelEntry | None, result: SimResult | None, groups: tuple[KvCacheGroup, ...]) -> Outside | None:
+    """Steps of a run beyond those that its coefficients were fitted on; ``groups``: of KV blocks.  None if unknown."""
+    if result is None or entry is None or not entry.fit or not entry.fit.steps:
+        return None
+    return outside(result.steps, entry.fit.steps, entry.latency, *([_attends(groups)] if groups else []))
+
+
+def _attends(groups: tuple[KvCacheGroup, ...]) -> Callable[[Floats], Floats]:
+    from blis_replay.blis.grouping import attended_by  # few models have groups
+
+    return lambda context: attended_by(groups, context - 1, 1)
 
 
 def with_captured_sizes(latency: Latency, sizes: tuple[int, ...] | None) -> Latency:

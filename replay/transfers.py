@@ -9,6 +9,7 @@ import numpy as np
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.recording import Recording
 
 PARTS = ("client", "queue", "prefill", "hand_over", "load", "first_step")
@@ -48,13 +49,14 @@ def given_costs(text: str) -> dict[str, int]:
 class Apart:
     """What came of a pair.
 
-    ``producer``: its run, on the clock of the pair; ``row``: int64[n], the producer's request of each of the
-    consumer's, -1: it never came there.  ``costs``: of the transfers, and the names of those that were ``fitted`` on
-    this pair.  ``turns``: simulations of the producer.  ``observed_us``: as ``parts_us``, of the recordings.
+    ``producer``: its run, on the clock of the pair, with its ``engine``; ``row``: int64[n], the producer's request of
+    each of the consumer's, -1: it never came there.  ``costs``: of the transfers, and the names of those that were
+    ``fitted`` on this pair.  ``turns``: simulations of the producer.  ``observed_us``: as ``parts_us``, recorded.
     """
 
     prefill: Recording
     producer: SimResult
+    engine: EngineConfig
     row: Int64s
     costs: TransferCosts
     fitted: tuple[str, ...]

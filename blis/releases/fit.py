@@ -100,13 +100,15 @@ class Outside:
 
     ``share``: of all steps.  ``words``: the quantities beyond it.  ``time_share``: the cost of their excess by the
     model, as a share of the time of all steps; nothing measured it.  ``rare_words``: steps within the range, but of a
-    mix of prefill tokens and decodes that hardly any step fitted on had; empty where these are few.
+    mix of prefill tokens and decodes that hardly any step fitted on had; empty where these are few.  ``of``: the server
+    that prefilled, if its steps are meant.
     """
 
     share: float
     words: str
     time_share: float
     rare_words: str = ""
+    of: str = ""
 
     @property
     def matters(self) -> bool:
@@ -120,9 +122,8 @@ class Outside:
 
     def __str__(self) -> str:
         """In words, with how far the mean step may be off for that alone."""
-        if not self.words:
-            return self.rare_words
-        return f"{self._beyond}; {self.rare_words}" if self.rare_words else self._beyond
+        said = "; ".join(words for words in (self._beyond if self.words else "", self.rare_words) if words)
+        return f"{self.of}: {said}" if self.of else said
 
     @property
     def _beyond(self) -> str:

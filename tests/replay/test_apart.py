@@ -16,10 +16,12 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import FitRecord, range_of
+from blis_replay.blis.releases.release import FittedOn
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Offloading, RequestTrace
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Clock, Recording
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Clock, Finding, Recording, SourceFile
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.apart import ApartEngine
@@ -29,6 +31,7 @@ from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
 from blis_replay.replay.transfers import given_costs
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of_run
 from blis_replay.validate.comparison.validated import judged_replay
 from blis_replay.validate.text.messages import words
@@ -108,6 +111,13 @@ def replayed(pair: tuple[Recording, Recording], costs: str = COSTS, mode: str = 
     return replay(decode, release, parse_mode(mode), ApartEngine(release, prefill=prefill, costs=costs))
 
 
+def judged(folder: Path, run: ReplayRun) -> Comparison:
+    """The replay compared with the recording of the consumer, which is stored for it."""
+    with open_store(folder / "store.duckdb") as store:
+        ingest_recording(store, run.recording)
+        return judged_replay(store, run, None)
+
+
 def most_off(run: ReplayRun) -> tuple[str, float]:
     """The part whose mean is off most, and by how many us."""
     apart = run.plan.apart
@@ -163,9 +173,7 @@ def test_the_verdict_says_what_the_ttft_consists_of(tmp_path: Path) -> None:
     """A hand-over of 25 ms where 5 are given; parts add up to the TTFT, and the first gap is one step of 10 ms."""
     pair = recorded_pair(some_load(), hand_over_us=25_000)
     run = replayed(pair)
-    with open_store(tmp_path / "store.duckdb") as store:
-        ingest_recording(store, pair[0])
-        comparison = judged_replay(store, run, None)
+    comparison = judged(tmp_path, run)
     parts, ttft = comparison.parts, comparison.metrics["ttft"]["mean"]
     inside = {name: sides for name, sides in parts.items() if name != "first_gap"}
     assert sum(seen for seen, _ in inside.values() if seen is not None) == pytest.approx(ttft.a_us)
@@ -177,6 +185,65 @@ def test_the_verdict_says_what_the_ttft_consists_of(tmp_path: Path) -> None:
     assert "most off: hand-over by -20.00 ms; then first gap - (10.00 ms)" in said
     assert comparison.use == "fitted on no recording"
     assert use_of_run(replayed(pair, costs="load_us=2000 load_block_us=1000")) == "fitted on part of this run"
+
+
+@pytest.mark.parametrize(
+    ("engine", "of_recording", "why"),
+    [
+        ({"enable_lora": True}, {}, "not simulated: prefill: enable_lora True; in the replay"),
+        ({"pipeline_parallel_size": 2}, {}, "not simulated: prefill: pipeline_parallel_size 2; in the replay"),
+        ({"kv_cache_groups": "2"}, {}, "not simulated: prefill: kv_cache_groups 2; in the replay"),
+        ({}, {"findings": (Finding("ledger", "unusable", "", "half is lost"),)}, "prefill: ledger: half is lost"),
+        ({}, {"files": (SourceFile("a", "aiperf", 1, "0", 60, 5),)}, "prefill: 5 of 65 request records were rejected"),
+    ],
+)
+def test_what_the_producer_cannot_carry_is_not_judged(
+    tmp_path: Path, engine: dict[str, Any], of_recording: dict[str, Any], why: str
+) -> None:
+    """As of a consumer; the same pair without that passes."""
+    decode, prefill = recorded_pair(some_load())
+    change = replace(with_engine(prefill, engine, "recorded"), **of_recording)
+    comparison = judged(tmp_path, replayed((decode, change)))
+    assert comparison.verdict == "NOT JUDGED"
+    assert [words(one)[: len(why)] for one in comparison.lost] == [why]
+    assert judged(tmp_path, replayed((decode, prefill))).lost == ()
+
+
+def test_a_release_that_was_fitted_on_the_producer_is_not_held_out() -> None:
+    """Fitted on another recording it is held out; on the consumer it was fitted on this run."""
+    run = replayed(recorded_pair(some_load()))
+
+    def use(name: str) -> str:
+        return use_of_run(replace(run, release=replace(run.release, fitted_on=(FittedOn(name, "h", "steps"),))))
+
+    assert [use(name) for name in ("other", "prefill", "decode")] == [
+        "held out",
+        "fitted on part of this run",
+        "fitted on this run",
+    ]
+
+
+def test_steps_of_the_producer_beyond_the_fit_count() -> None:
+    """The fit saw the consumer's steps, which compute one token of a prompt; those of the producer compute 40 at least.
+
+    They take 10 us for each of these, which no measurement backs.  Fitted on the producer's, too, hardly any is beyond.
+    """
+    pair, latency = recorded_pair(some_load()), LatencyModel("blackbox", 10_000_000, 10_000, 0)
+
+    def fitted(*steps: np.ndarray) -> ReplayRun:
+        record = FitRecord("line", 0.6, 0.8, "synchronous", "synchronous", "e", (), (), range_of(steps))
+        release = release_of(latency, Lifecycle())
+        release = replace(release, models=(replace(release.models[0], fit=record),))
+        return replay(pair[0], release, simulator=ApartEngine(release, prefill=pair[1], costs=COSTS))
+
+    run = replayed(pair)
+    assert run.plan.apart is not None
+    beyond = fitted(run.result.steps).outside
+    assert beyond is not None
+    assert str(beyond).startswith("prefill: 100 % of steps lie outside")
+    assert beyond.unsure > 0
+    also = fitted(run.result.steps, run.plan.apart.producer.steps).outside
+    assert also is None or not also.matters
 
 
 def with_steps(recording: Recording, result: SimResult, outputs: Int64s) -> Recording:

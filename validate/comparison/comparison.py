@@ -281,12 +281,18 @@ class Comparison:
     def lost(self) -> tuple[Remark, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
         not_simulated = self.replay.not_simulated if self.replay else ()
-        whole = [f for f in self.recording.findings if f.severity == "unusable" and not f.metric]
         reasons = [remark("not_simulated", what=what) for what in not_simulated]
-        reasons += [remark("unusable", check=finding.check, message=finding.message) for finding in whole]
-        rejected = sum(file.rejected_count for file in rejecting_files(self.recording))
-        if rejected > _MOST_REJECTED * (self.recorded + rejected):
-            reasons.append(remark("rejected", rejected=rejected, all=self.recorded + rejected))
+        served: list[tuple[dict[str, str], Recording, int]] = [({}, self.recording, self.recorded)]
+        if self.replay is not None and (apart := self.replay.plan.apart) is not None:
+            served.append(({"of": f"{apart.prefill.alias}: "}, apart.prefill, apart.prefill.requests.height))
+        for of_pair, recording, recorded in served:
+            whole = [f for f in recording.findings if f.severity == "unusable" and not f.metric]
+            reasons += [
+                remark("unusable", **of_pair, check=finding.check, message=finding.message) for finding in whole
+            ]
+            rejected = sum(file.rejected_count for file in rejecting_files(recording))
+            if rejected > _MOST_REJECTED * (recorded + rejected):
+                reasons.append(remark("rejected", **of_pair, rejected=rejected, all=recorded + rejected))
         without = self.excluded.get(WITHOUT_LATENCIES, 0)
         if without > _MOST_WITHOUT * (without + self.requests):
             reasons.append(remark("without_latencies", requests=self.requests, all=without + self.requests))

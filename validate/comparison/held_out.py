@@ -8,21 +8,22 @@ from importlib import resources
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.judgement import Use
+from blis_replay.validate.judgement import FITTED, Use
 
 # Shares of a recording's keys: fewer are chance (at most 4 in 1,000 between any two of 19 recordings), more are all.
 _SOME, _ALL = 0.01, 0.9
 
 
 def use_of_run(run: ReplayRun) -> Use:
-    """What the coefficients of a replay were fitted on, as far as its recording is concerned.
+    """What the coefficients of a replay were fitted on, as far as its recording, of a pair either one, is concerned.
 
     A program that was named as a command says it itself, or nobody knows.
     """
     if not run.simulator.startswith(("cmd:", "zip:")):
-        use = use_of(run.release, run.recording)
-        fitted = run.plan.apart is not None and run.plan.apart.fitted and use != "fitted on this run"
-        return "fitted on part of this run" if fitted else use
+        use, apart = use_of(run.release, run.recording), run.plan.apart
+        if apart is None or use in FITTED:
+            return use
+        return "fitted on part of this run" if apart.fitted or use_of(run.release, apart.prefill) in FITTED else use
     stated = run.simulated.fitted_on
     if not stated:
         return "unknown" if stated is None else "fitted on no recording"

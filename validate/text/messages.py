@@ -187,10 +187,10 @@ def _client_limits(limits: Sequence[tuple[int | None, float, int]], answered: bo
 
 MESSAGES: Mapping[str, Callable[..., str]] = {
     # Why the verdict is missing, and what would decide.
-    "unusable": lambda check, message: f"{check}: {message}",
+    "unusable": lambda check, message, of="": f"{of}{check}: {message}",
     "without_latencies": lambda requests, all: f"only {requests:,} of {all:,} requests have latencies",
-    "rejected": lambda rejected, all: (
-        f"{rejected} of {all} request records were rejected when they were read (see `inspect`), so what can be "
+    "rejected": lambda rejected, all, of="": (
+        f"{of}{rejected} of {all} request records were rejected when they were read (see `inspect`), so what can be "
         "replayed is not the load that was served"
     ),
     "no_number": lambda: "the recording states no latency that is judged",
