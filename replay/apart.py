@@ -59,13 +59,23 @@ class ApartEngine(EmbeddedEngine):
             return plan
         given = given_costs(self.costs)
         pair = _Pair(self, plan, self.prefill)
-        costs = pair.costs(given)
+        fits = pair.fitted(given)
+        costs = TransferCosts(**{"hand_over_us": 0, "load_block_us": 0} | given | fits)
         producer, turns = pair.settled(costs)
-        fitted = tuple(name for name in vars(costs) if name not in given)
-        apart = Apart(self.prefill, producer, pair.of_producer, pair.row, costs, fitted, turns, pair.observed_us)
+        apart = Apart(
+            prefill=self.prefill,
+            producer=producer,
+            engine=pair.of_producer,
+            row=pair.row,
+            costs=costs,
+            fitted=tuple(name for name in vars(costs) if name in fits),
+            turns=turns,
+            observed_us=pair.observed_us,
+            by_itself=pair.by_itself,
+        )
         queued_us = pair.handed_over_us(producer, costs)
-        if plan.mode.pre_queue == "recorded":  # the consumer by itself
-            queued_us = np.where(np.isnan(pair.came_us), queued_us, np.nan_to_num(pair.came_us)).astype(np.int64)
+        if (queued_us < pair.plan.trace.arrival_us).any():
+            raise UnreplayableError(f"{pair.name}: requests came to it before their clients sent them; {_TIED}")
         consumer = pair.consumer(queued_us, costs)
         return replace(consumer, apart=apart, basis=plan.basis | {"prefill": apart.in_words()})
 
@@ -83,7 +93,8 @@ class _Pair:
         entry, own = engine.entry_for(prefill), engine.entry_for(decode)
         own_mode = replace(mode, pre_queue="modelled", output_processing="modelled", engine=())
         first = plan_replay(prefill, own_mode, entry)
-        self.plan, self.name = plan.at_recorded_times, decode.alias
+        self.plan, self.name, self.name_of_producer = plan.at_recorded_times, decode.alias, prefill.alias
+        self.by_itself = mode.pre_queue == "recorded"
         self.engine = _transferring(decode, plan.engine)
         self.of_producer = replace(_transferring(prefill, first.engine), offloading=_NOTHING_LOADED)
         self.latency, self.lifecycle = plan.latency(own.latency), own.lifecycle
@@ -92,11 +103,15 @@ class _Pair:
         # The producer's stamps on the wall clock of the consumer's.
         behind_us = _wall_zero_us(prefill) - _wall_zero_us(decode)
         arrived_us, *of_producer = (stamps[f"{name}_of_producer"] + behind_us for name in _STAMPS[:4])
-        self.queued_us, admitted_us, first_us = (
+        self.queued_us, self.admitted_us, first_us = (
             stamps[name] for name in ("queued_us", "scheduled_us", "first_token_us")
         )
+        self.done_us = of_producer[-1]
         ttft_us = decode.requests["ttft_us"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-        self.observed_us = parts_of(ttft_us, [*of_producer, self.queued_us, admitted_us, first_us])
+        self.observed_us = parts_of(ttft_us, [*of_producer, self.queued_us, self.admitted_us, first_us])
+        self.ttft = {f"ttft_us in {decode.alias}": ttft_us}
+        tied = {f"arrived_us in {prefill.alias}": arrived_us, f"first_token_us in {decode.alias}": first_us}
+        _need(f"put the client's result beside {decode.alias}, and {_TIED}", self.ttft | tied)
         # The clock of the client: the way to the producer is half of the shortest way there and back.
         way_us = np.nanmin(ttft_us - (first_us - arrived_us)) / 2
         later_us = behind_us + way_us - np.nanmin(arrived_us - plan.trace.arrival_us)
@@ -135,10 +150,16 @@ class _Pair:
         raise UnreplayableError(f"{self.name}: the two servers did not settle in {turn} turns of simulation")
 
     def handed_over_us(self, producer: SimResult, costs: TransferCosts) -> Int64s:
-        """int64[n]: when each request is in the consumer's queue; without a token of the producer, once it is gone."""
+        """int64[n]: when each request is in the consumer's queue; without a token of the producer, once it is gone.
+
+        With the consumer by itself, when it was recorded there.
+        """
         done, gone_us = producer.completed[self.row] & (self.row >= 0), self.plan.trace.abort_us
         gone_us = np.where(gone_us == NEVER_US, NEVER_US, gone_us + 1)
-        return np.where(done, producer.finished_us[self.row] + costs.hand_over_us, gone_us)
+        queued_us = np.where(done, producer.finished_us[self.row] + costs.hand_over_us, gone_us)
+        if not self.by_itself:
+            return queued_us
+        return np.where(np.isnan(self.came_us), queued_us, np.nan_to_num(self.came_us)).astype(np.int64)
 
     def consumer(self, queued_us: Int64s, costs: TransferCosts) -> ReplayPlan:
         """The consumer's plan for requests that are queued then."""
@@ -157,40 +178,57 @@ class _Pair:
         engine.advance(self.latency)
         return engine
 
-    def costs(self, given: dict[str, int]) -> TransferCosts:
-        """What was given, and what follows from the recordings."""
-        if "hand_over_us" not in given:
-            given = {**given, "hand_over_us": self._hand_over_us()}
-        if "load_us" not in given:
-            given = {**given, **self._loads_us(given)}
-        return TransferCosts(given["hand_over_us"], given["load_us"], given.get("load_block_us", 0))
-
-    def _hand_over_us(self) -> int:
-        """The median of what was recorded, by the wall clocks of both servers."""
-        usual_us = float(np.nanmedian(self.observed_us["hand_over"]))
-        if usual_us < 0:
-            raise UnreplayableError(f"{self.name}: by its clock requests came before they had been prefilled; {_TIED}")
-        return round(usual_us)
+    def fitted(self, given: dict[str, int]) -> dict[str, int]:
+        """The costs that were not given and are used, as they follow from the recordings."""
+        seen_us, unknown = self.observed_us["hand_over"], np.isnan(self.came_us[self.row >= 0]).any()
+        # Whoever gives the hand-over, the clock of the client is tied to that of the consumer by the producer's.
+        if not np.isnan(seen_us).all() and np.nanmedian(seen_us) < 0:
+            raise UnreplayableError(
+                f"{self.name}: by its clock requests came before {self.name_of_producer} had prefilled them; name the "
+                f"server that prefilled with --prefill, and {_TIED}"
+            )
+        fits, queued = {}, {f"queued_us in {self.name}": self.queued_us}
+        if "hand_over_us" not in given and (unknown or not self.by_itself):
+            stamps = {f"finished_us in {self.name_of_producer}": self.done_us}
+            _need("give hand_over_us with --transfer", self.ttft | stamps | queued)
+            fits["hand_over_us"] = round(float(np.nanmedian(seen_us)))
+        if not {"load_us", "load_block_us"} <= given.keys():
+            stamps = {f"scheduled_us in {self.name}": self.admitted_us}
+            _need("give load_us and load_block_us with --transfer", self.ttft | queued | stamps)
+            fits |= self._loads_us(given)
+        return fits
 
     def _loads_us(self, given: dict[str, int]) -> dict[str, int]:
         """Times of a load with which the quickest tenth of the requests waits as long as it did; others wait for more.
 
-        What a block adds is the difference between the longer and the shorter half of the prompts.
+        What a block adds is the difference between the longer and the shorter half of the prompts, where they differ.
         """
         wait_us, blocks = self.observed_us["load"], -(-self.plan.trace.prompt_tokens // self.engine.block_size)
-        usual_us, longer = _usual(wait_us), blocks > np.median(blocks)
-        each_us = given.get("load_block_us", 0)
+        known, fits = ~np.isnan(wait_us), {}
+        longer = known & (blocks > np.median(blocks[known]))
+        shorter = known & ~longer
         if "load_block_us" not in given and longer.any():
-            grown_us = _usual(wait_us[longer]) - _usual(wait_us[~longer])
-            each_us = max(round(grown_us / float(blocks[longer].mean() - blocks[~longer].mean())), 0)
+            grown_us = _usual(wait_us[longer]) - _usual(wait_us[shorter])
+            grown_blocks = float(blocks[longer].mean() - blocks[shorter].mean())
+            fits["load_block_us"] = max(round(grown_us / grown_blocks), 0)
+        if "load_us" in given:
+            return fits
+        usual_us, each_us = _usual(wait_us), (given | fits).get("load_block_us", 0)
         queued_us = np.where(np.isnan(self.queued_us), NEVER_US, np.nan_to_num(self.queued_us)).astype(np.int64)
         low, high = 0, max(round(usual_us), 1)
         while high - low > max(usual_us / 1_000, 1):
             load_us = (low + high) // 2
             result = self.consumed(queued_us, TransferCosts(0, load_us, each_us)).result()
-            waited_us = (result.scheduled_us - result.queued_us)[~np.isnan(wait_us)]
+            waited_us = (result.scheduled_us - result.queued_us)[known]
             low, high = (load_us, high) if _usual(waited_us) < usual_us else (low, load_us)
-        return {"load_us": high, "load_block_us": each_us}
+        return {"load_us": high, **fits}
+
+
+def _need(remedy: str, stamps: dict[str, Floats]) -> None:
+    """Raise ``UnreplayableError`` naming those that no request has; all, where none has them together."""
+    if np.isnan(sum(stamps.values())).all():
+        missing = [name for name, us in stamps.items() if np.isnan(us).all()] or list(stamps)
+        raise UnreplayableError(f"no request has {' and '.join(missing)}; {remedy}")
 
 
 def joined(decode: Recording, prefill: Recording) -> tuple[dict[str, Floats], Int64s]:

@@ -27,10 +27,6 @@ class TransferCosts:
     load_us: int
     load_block_us: int
 
-    def __str__(self) -> str:
-        """As ``given_costs`` reads it."""
-        return " ".join(f"{name}={value}" for name, value in vars(self).items())
-
 
 def given_costs(text: str) -> dict[str, int]:
     """Costs as a user writes them: ``hand_over_us=8000 load_us=300 load_block_us=40``, or some of these.
@@ -42,6 +38,9 @@ def given_costs(text: str) -> dict[str, int]:
     for name, _, value in words:
         if name not in known or not (value.isascii() and value.isdigit() and len(value) < 10):
             raise UnreplayableError(f"{name}={value} is not a cost of a transfer; give {', '.join(known)} in whole us")
+    names = [name for name, _, _ in words]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UnreplayableError(f"{twice} is given {names.count(twice)} times; give it once")
     return {name: int(value) for name, _, value in words}
 
 
@@ -52,6 +51,7 @@ class Apart:
     ``producer``: its run, on the clock of the pair, with its ``engine``; ``row``: int64[n], the producer's request of
     each of the consumer's, -1: it never came there.  ``costs``: of the transfers, and the names of those that were
     ``fitted`` on this pair.  ``turns``: simulations of the producer.  ``observed_us``: as ``parts_us``, recorded.
+    ``by_itself``: whether requests were in the consumer's queue when it was recorded, whatever a hand-over takes.
     """
 
     prefill: Recording
@@ -62,6 +62,13 @@ class Apart:
     fitted: tuple[str, ...]
     turns: int
     observed_us: dict[str, Floats]
+    by_itself: bool = False
+
+    @property
+    def used(self) -> dict[str, int]:
+        """The costs that the replay rests on, by name."""
+        unused = "hand_over_us" if self.by_itself and "hand_over_us" not in self.fitted else ""
+        return {name: us for name, us in vars(self.costs).items() if name != unused}
 
     def parts_us(self, consumer: SimResult) -> dict[str, Floats]:
         """float64[n] by ``PARTS``: what the simulated TTFT of each request consists of, us; nan where it has none."""
@@ -71,8 +78,9 @@ class Apart:
 
     def in_words(self) -> str:
         """One line for people."""
+        costs = " ".join(f"{name}={us}" for name, us in self.used.items())
         fitted = f" ({', '.join(self.fitted)} fitted on this pair)" if self.fitted else ""
-        return f"{self.prefill.alias} prefills, simulated in {self.turns} turns; {self.costs}{fitted}"
+        return f"{self.prefill.alias} prefills, simulated in {self.turns} turns; {costs}{fitted}"
 
 
 def parts_of(ttft_us: Floats, stamps: list[Int64s] | list[Floats]) -> dict[str, Floats]:

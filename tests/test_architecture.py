@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 279,
-    "lines of the instrument": 57_634,
+    "lines of the instrument": 57_680,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_358,
+    "lines of tests": 41_426,
 }
 LOADED_BUDGET = {"modules": 78, "lines": 15_760}
 

@@ -150,6 +150,69 @@ def test_costs_that_are_not_given_are_fitted() -> None:
     assert apart.fitted == ("hand_over_us", "load_us")
 
 
+def test_a_load_per_block_is_fitted_beside_a_load_that_is_given() -> None:
+    """1 ms each, as planted: the mean prompt of the longer half has some 11 blocks more; stamps are by whole steps.
+
+    Where all prompts have as many blocks, nothing tells it, and it is 0 without a fit.
+    """
+    apart = replayed(recorded_pair(some_load()), costs="hand_over_us=5000 load_us=2000").plan.apart
+    assert apart is not None
+    assert apart.costs.load_us == 2_000
+    assert abs(apart.costs.load_block_us - 1_000) <= 100
+    assert apart.fitted == ("load_block_us",)
+    load, like = some_load(), np.full(60, 100)
+    same = replayed(recorded_pair(replace(load, prompt_tokens=like, prefill_tokens=like)), "hand_over_us=1 load_us=2")
+    assert same.plan.apart is not None
+    assert (same.plan.apart.costs.load_block_us, same.plan.apart.fitted) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("side_of", "stamp", "costs", "why"),
+    [
+        (1, "finished_us", "", "no request has finished_us in prefill; give hand_over_us with --transfer"),
+        (0, "queued_us", "", "no request has queued_us in decode; give hand_over_us with --transfer"),
+        (0, "queued_us", "hand_over_us=1", "no request has queued_us in decode; give load_us and load_block_us"),
+        (0, "scheduled_us", "", "no request has scheduled_us in decode; give load_us and load_block_us"),
+        (0, "first_token_us", COSTS, "no request has first_token_us in decode; put the client's result beside"),
+        (1, "arrived_us", COSTS, "no request has arrived_us in prefill; put the client's result beside"),
+        (0, "ttft_us", COSTS, "no request has ttft_us in decode; put the client's result beside"),
+    ],
+)
+def test_a_stamp_that_nothing_can_be_fitted_without_is_named(side_of: int, stamp: str, costs: str, why: str) -> None:
+    pair = list(recorded_pair(some_load()))
+    table = "requests" if stamp == "ttft_us" else "lifecycles"
+    frame = getattr(pair[side_of], table).frame()
+    lacking = frame.with_columns(pl.lit(None, frame.schema[stamp]).alias(stamp))
+    pair[side_of] = replace(pair[side_of], **{table: rows_of(lacking)})
+    with pytest.raises(UnreplayableError, match=why):
+        replayed((pair[0], pair[1]), costs)
+
+
+@pytest.mark.parametrize("mode", ["exact", "pre_queue=recorded"])
+@pytest.mark.parametrize("ahead_us", [20_000, 200_000])
+def test_clocks_that_disagree_are_refused_whatever_costs_are_given(ahead_us: int, mode: str) -> None:
+    """The hand-over of 5 ms is seen to take -15 ms or -195 ms."""
+    decode, prefill = recorded_pair(some_load())
+    early = replace(prefill, clocks=(Clock("server", "epoch", 49_000_000 + ahead_us),))
+    with pytest.raises(UnreplayableError, match="by its clock requests came before prefill had prefilled them"):
+        replayed((decode, early), mode=mode)
+
+
+def test_recordings_that_are_swapped_are_refused() -> None:
+    decode, prefill = recorded_pair(some_load())
+    with pytest.raises(UnreplayableError, match="name the server that prefilled with --prefill"):
+        replayed((prefill, decode))
+
+
+def test_a_request_that_came_before_it_was_sent_is_refused() -> None:
+    """One stamp of its server is 1.8 s early; the median hand-over is as it was."""
+    decode, prefill = recorded_pair(some_load())
+    early = pl.when(pl.col("request_index") == 30).then(0).otherwise(pl.col("queued_us")).alias("queued_us")
+    wrong = replace(decode, lifecycles=rows_of(decode.lifecycles.frame().with_columns(early)))
+    with pytest.raises(UnreplayableError, match="decode: requests came to it before their clients sent them"):
+        replayed((wrong, prefill), mode="pre_queue=recorded")
+
+
 @pytest.mark.parametrize(
     ("planted", "part", "least_us"),
     [
@@ -345,10 +408,13 @@ def test_what_was_not_compared_is_refused(change: dict[str, Any], why: str) -> N
 
 
 def test_the_consumer_is_judged_by_itself_with_the_arrivals_that_it_had() -> None:
-    """Whatever a hand-over costs: what came 25 ms after its prefill is there then."""
+    """Whatever a hand-over costs: what came 25 ms after its prefill is there then.  So none is fitted."""
     pair = recorded_pair(some_load(), hand_over_us=25_000)
     observed_us = pair[0].requests["ttft_us"].to_numpy()
-    assert np.abs(replayed(pair, mode="pre_queue=recorded").ttft_us - observed_us).max() < 1_000
+    alone = replayed(pair, "load_us=2000 load_block_us=1000", "pre_queue=recorded")
+    assert np.abs(alone.ttft_us - observed_us).max() < 1_000
+    assert use_of_run(alone) == "fitted on no recording"
+    assert alone.basis["prefill"].endswith(" turns; load_us=2000 load_block_us=1000")
     assert np.abs(replayed(pair).ttft_us - observed_us).mean() > 15_000
 
 
@@ -376,3 +442,5 @@ def test_recordings_that_are_no_pair_are_refused() -> None:
         replayed((decode, prefill), mode="schedule=recorded")
     with pytest.raises(UnreplayableError, match="speed=3 is not a cost of a transfer"):
         given_costs("speed=3")
+    with pytest.raises(UnreplayableError, match="load_us is given 2 times"):
+        given_costs("load_us=3 load_us=4")
