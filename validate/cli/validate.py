@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from blis_replay.base.errors import UnreplayableError
 from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FOLDER,
@@ -121,6 +122,13 @@ def validate_verb(
         raise click.UsageError("--prefill goes with one recording and the embedded simulator; leave the others out")
     if transfer and prefill is None:
         raise click.UsageError("--transfer is of a prefill on another server; name its recording with --prefill")
+    if transfer:
+        from blis_replay.replay.transfers import given_costs  # few servers are a pair
+
+        try:
+            given_costs(transfer)
+        except UnreplayableError as error:
+            raise click.UsageError(f"--transfer: {error}") from None
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.simulator import EmbeddedEngine
