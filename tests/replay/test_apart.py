@@ -309,6 +309,21 @@ def test_steps_of_the_producer_beyond_the_fit_count() -> None:
     assert also is None or not also.matters
 
 
+def test_parts_are_of_requests_that_have_all_of_them(tmp_path: Path) -> None:
+    """30 requests lack a stamp of the producer and 10 others one of the consumer; parts of the other 20 add up."""
+    decode, prefill = recorded_pair(some_load(), hand_over_us=25_000)
+    index = pl.col("request_index")
+    columns = prefill.lifecycles.frame().with_columns(finished_us=pl.when(index >= 30).then("finished_us"))
+    of_decode = decode.lifecycles.frame().with_columns(scheduled_us=pl.when(index < 50).then("scheduled_us"))
+    less = replace(decode, lifecycles=rows_of(of_decode)), replace(prefill, lifecycles=rows_of(columns))
+    run = replayed(less)
+    parts = [sides for name, sides in judged(tmp_path, run).parts.items() if name != "first_gap"]
+    assert sum(seen for seen, _ in parts if seen is not None) == pytest.approx(
+        decode.requests["ttft_us"].to_numpy()[30:50].mean()
+    )
+    assert sum(ours for _, ours in parts if ours is not None) == pytest.approx(run.ttft_us[30:50].mean())
+
+
 def with_steps(recording: Recording, result: SimResult, outputs: Int64s) -> Recording:
     """The recording of a server that recorded every step; ``outputs``: int64[n], tokens."""
     names = ("prefill_requests", "prefill_tokens", "decode_tokens")

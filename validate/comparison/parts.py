@@ -14,11 +14,15 @@ from blis_replay.validate.comparison.comparison import Comparison
 
 
 def with_parts(comparison: Comparison, apart: Apart, store: Store) -> Comparison:
-    """With the mean of each part (``replay.transfers.PARTS``) and of the first gap, us, of the requests of both."""
+    """With the mean of each part (``replay.transfers.PARTS``) and of the first gap, us, of the requests of both.
+
+    Parts are of the requests that have all of them on both sides, and so add up to the mean TTFT of these.
+    """
     result, recording = comparison.run.result, comparison.recording
     chosen = comparison.selection.of(recording.requests) & result.completed
     seen_us, simulated_us = apart.observed_us, apart.parts_us(result)
-    parts = {name: (_mean(seen_us[name], chosen), _mean(simulated_us[name], chosen)) for name in simulated_us}
+    whole = chosen & ~np.isnan(sum(seen_us.values()) + sum(simulated_us.values()))
+    parts = {name: (_mean(seen_us[name], whole), _mean(simulated_us[name], whole)) for name in simulated_us}
     gap_us, count = inter_token_gaps(store, recording.slug, chosen, first=True)
     observed = float(np.average(gap_us, weights=count)) if len(gap_us) else None
     of_engine = result.first_gap_us
