@@ -134,6 +134,9 @@ class RequestTrace:
         if self.external_tokens is not None:
             beyond = (self.external_tokens < 0) | (self.external_tokens > self.prompt_tokens)
             _refuse(beyond, "external_tokens is not within 0 and prompt_tokens", "they are leading prompt tokens")
+        if self.fetched_us is not None:
+            beyond = (self.fetched_us < -1) | (self.fetched_us >= NEVER_US)
+            _refuse(beyond, "fetched_us is not -1 or a time", "-1 frees the blocks of a request as it ends")
         _refuse(self.output_tokens < 1, "output_tokens is below 1", "every request yields at least one token")
         for name in ("prompt_tokens", "output_tokens"):
             _refuse(getattr(self, name) >= 2**31, f"{name} is 2^31 or more", "correct the number, or drop the request")

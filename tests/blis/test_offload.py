@@ -13,7 +13,7 @@ from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.speculation import Speculation
-from blis_replay.blis.trace import BlockKeys, KvCacheGroup, Offloading, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, KvCacheGroup, Offloading, RequestTrace
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0, 0)
 # Four blocks on the GPU, one request at a time.  A load of three blocks takes 2 + 3 * 1 ms, a store 0.5 ms.
@@ -94,6 +94,9 @@ def test_a_request_that_has_ended_holds_its_blocks_until_they_are_fetched() -> N
     """
     producer = replace(SMALL, offloading=Offloading(0, 0, 0, 0, 0))
     trace = make_trace([0, 0], [49, 49], [1, 1])
+    for wrong in (-2, NEVER_US):
+        with pytest.raises(TraceError, match="request 1: fetched_us is not -1 or a time"):
+            replace(trace, fetched_us=np.array([-1, wrong]))
     held = simulate(replace(trace, fetched_us=np.array([30_000, -1])), producer, TEN_MS)
     assert held.steps["start_us"].tolist() == [0, 31_000]
     assert held.steps["free_blocks_end"].tolist() == [0, 4]
