@@ -176,10 +176,12 @@ def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated,
 
 def provenance_of(run: ReplayRun) -> dict[str, object]:
     """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
+    prefill = {} if run.plan.apart is None else {"prefill_hash": run.plan.apart.prefill.content_hash}
     return {
         "blis_replay": version("blis-replay"),
         "simulator": run.simulator,
         "recording_hash": run.recording.content_hash,
+        **prefill,
         "coefficients": run.release.name,
         "coefficients_hash": run.release.sha256,
         "replay": run.mode.name,

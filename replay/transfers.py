@@ -76,6 +76,11 @@ class Apart:
         then = [consumer.queued_us, consumer.scheduled_us, consumer.first_token_us]
         return parts_of(np.where(consumer.completed, consumer.ttft_us, np.nan), [*first, *then])
 
+    def named(self, mode: str) -> str:
+        """What identifies a replay in this mode: who prefilled, and the costs that were given."""
+        given = [f"{name}={us}" for name, us in self.used.items() if name not in self.fitted]
+        return " ".join([*([] if mode == "exact" else [mode]), f"prefill={self.prefill.alias}", *given])
+
     def in_words(self) -> str:
         """One line for people."""
         costs = " ".join(f"{name}={us}" for name, us in self.used.items())

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 279,
-    "lines of the instrument": 57_695,
+    "lines of the instrument": 57_702,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_444,
+    "lines of tests": 41_463,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_771}
+LOADED_BUDGET = {"modules": 78, "lines": 15_773}
 
 
 def lines(paths: Iterable[Path]) -> int:

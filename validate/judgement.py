@@ -213,7 +213,7 @@ class Subject:
     ``use``: what the coefficients were fitted on, as far as this run is concerned; ``fitted_on``: the experiments,
     None where the release does not say.  ``requests``: how many were compared; ``window``: from and until which share
     of the run they were sent.  ``recording``, ``release_hash``: SHA-256 of what was replayed, and of the release.
-    ``replay``: the name of the replay mode.
+    ``replay``: the name of the replay mode, of a pair with the recording that prefilled and the costs that were given.
     """
 
     slug: str

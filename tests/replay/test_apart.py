@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Clock, F
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.apart import ApartEngine
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import ReplayRun, provenance_of, replay
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.schedule.checksum import check_schedule
@@ -34,6 +35,7 @@ from blis_replay.replay.transfers import given_costs
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of_run
 from blis_replay.validate.comparison.validated import judged_replay
+from blis_replay.validate.history import Commit, entries_of
 from blis_replay.validate.text.messages import words
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)
@@ -322,6 +324,23 @@ def test_parts_are_of_requests_that_have_all_of_them(tmp_path: Path) -> None:
         decode.requests["ttft_us"].to_numpy()[30:50].mean()
     )
     assert sum(ours for _, ours in parts if ours is not None) == pytest.approx(run.ttft_us[30:50].mean())
+
+
+def test_a_line_of_the_history_names_the_producer_and_the_costs_that_were_given(tmp_path: Path) -> None:
+    """Costs that are fitted change with the simulator, so they are in no name; a mode other than exact comes first."""
+    decode, prefill = recorded_pair(some_load())
+    commit = Commit("c", datetime(2026, 11, 29, tzinfo=UTC))
+
+    def named(costs: str, mode: str = "exact") -> set[str]:
+        judgement = judged(tmp_path, replayed((decode, prefill), costs, mode)).judgement
+        return {entry.replay for entry in entries_of(judgement, commit, "PASS")}
+
+    assert named(COSTS) == {f"prefill=prefill {COSTS}"}
+    assert named("load_us=2000") == {"prefill=prefill load_us=2000"}
+    alone = {"pre_queue=recorded prefill=prefill load_us=2000 load_block_us=1000"}
+    assert named("load_us=2000 load_block_us=1000", "pre_queue=recorded") == alone
+    run = replayed((decode, replace(prefill, content_hash="of prefill")))
+    assert provenance_of(run)["prefill_hash"] == "of prefill"
 
 
 def with_steps(recording: Recording, result: SimResult, outputs: Int64s) -> Recording:

@@ -237,7 +237,7 @@ class Comparison:
     def subject(self) -> Subject:
         """Who is judged, on what."""
         release = self.run.release
-        fits = release.fitted_on
+        fits, mode, apart = release.fitted_on, self.run.mode.name, self.run.plan.apart
         return Subject(
             slug=self.slug,
             alias=self.alias,
@@ -249,7 +249,7 @@ class Comparison:
             fitted_on=None if fits is None else tuple(dict.fromkeys(fit.experiment for fit in fits)),
             recording=self.recording.content_hash,
             release_hash=release.sha256,
-            replay=self.run.mode.name,
+            replay=mode if apart is None else apart.named(mode),
             window=self.selection.window,
         )
 
