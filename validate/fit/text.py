@@ -153,7 +153,7 @@ def next_parts(
 
 def _load(load: Load) -> str:
     lengths = f"{load.prompt_tokens:,} prompt and {load.output_tokens:,} output tokens"
-    arguments = "".join(f" with {name} {value}" for name, value in load.engine.items())
+    arguments = "".join(f" on a server started with {name} {value}" for name, value in load.engine.items())
     return f"{load.requests_per_s:g} requests/s of {lengths}{arguments}"
 
 
