@@ -150,9 +150,9 @@ class _Pair:
         raise UnreplayableError(f"{self.name}: the two servers did not settle in {turn} turns of simulation")
 
     def handed_over_us(self, producer: SimResult, costs: TransferCosts) -> Int64s:
-        """int64[n]: when each request is in the consumer's queue; without a token of the producer, once it is gone.
+        """int64[n]: when each request is in the consumer's queue, as recorded where it is replayed by itself.
 
-        With the consumer by itself, when it was recorded there.
+        A request without a token of the producer comes when its client is gone.
         """
         done, gone_us = producer.completed[self.row] & (self.row >= 0), self.plan.trace.abort_us
         gone_us = np.where(gone_us == NEVER_US, NEVER_US, gone_us + 1)

@@ -151,7 +151,7 @@ _NEEDS = {
 }
 
 
-# By this multiple of any other part an error varies over the run: then the next recording has another one.
+# If an error varies over the run by this multiple of any other part, another recording decides; chosen, not measured.
 _FAR_MORE = 2.0
 
 

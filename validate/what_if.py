@@ -258,11 +258,11 @@ _DRAWN: Mapping[str, MetricStatistic | None] = {**dict(zip(_LATENCIES, _CELLS, s
 _WAITED = {name for name in _LATENCIES if not name.startswith("itl")}
 _OF_A_QUEUE = {*_WAITED, "running", "waiting", "preemptions"}
 _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
-WITHOUT_UNCERTAINTY = "this release does not keep how the errors of its coefficients hang together"
+WITHOUT_UNCERTAINTY = "this release does not keep how the errors of its coefficients are correlated"
 INTERVALS = (
     "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine, or a busier hour of this one, "
-    "is not in them. A change compares one server at one pace: what the pace of two recordings differs by comes on top "
-    "(`compare A B --explain` measures it)"
+    "is not in them. A change compares one server at one pace; if two recordings have another pace, that comes on top, "
+    "and `compare A B --explain` measures it"
 )
 
 

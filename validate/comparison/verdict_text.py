@@ -210,7 +210,7 @@ def is_brief(judgement: Judgement, one: Remark) -> bool:
     """Whether a remark is on the first screen; what other coefficients say is, where they turn the verdict."""
     if one.code == "predicted":
         return judgement.verdict in ("PASS", "FITS", "FAIL") and judgement.turns_with_fit
-    return one.code not in ("draws", "skill")  # they are in the intervals, and decide nothing
+    return one.code not in ("draws", "skill")  # draws are in the intervals, and skill decides nothing
 
 
 def marked(one: Remark) -> Line:

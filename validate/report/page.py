@@ -130,7 +130,7 @@ def _text_of(file: str) -> str:
     return (resources.files("blis_replay.validate.report") / file).read_text("utf-8")
 
 
-_COMMAND = re.compile("`([^`]+)`")
+_COMMAND = re.compile("`([^`]+)`")  # as a sentence of the terminal marks one
 _ORDER = ("FAIL", "UNDECIDED", "NOT JUDGED", "PASS", "FITS")
 
 
@@ -209,8 +209,7 @@ class Section:
     ``comparison``: without requests and steps (``light``).  ``before``: the row with another release, or why it is
     missing.  ``cause``: of the largest error, in a few words.  ``why``: what explains the verdict; ``remedy``: the
     command to run next, or empty.  ``cautions``: what the verdict depends on; ``notes``: the rest of what the numbers
-    rest on.  ``trace``: the command that writes the
-    timeline of the worst request.
+    rest on.  ``trace``: the command that writes the timeline of the worst request.
     """
 
     judgement: Judgement
