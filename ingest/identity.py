@@ -103,6 +103,15 @@ def sketch_of(recording: Recording) -> str | None:
     return base64.b64encode(keys.astype("<u4").tobytes()).decode("ascii") if len(keys) else None
 
 
+def sent_between_us(recording: Recording) -> tuple[int, int] | None:
+    """When its first and its last request was sent, in Unix time; None where no clock of the day was recorded."""
+    clock = recording.clock("client") or recording.clock("server")
+    if clock is None or clock.kind != "epoch" or clock.constructed or recording.requests.height == 0:
+        return None
+    arrival_us = recording.requests["arrival_us"].to_numpy() + clock.zero_us
+    return int(arrival_us.min()), int(arrival_us.max())
+
+
 def shared_with(sketch: str, keys: Keys) -> float:
     """The share of these keys that a sketch contains, 0 to 1; 0 for an invalid sketch."""
     try:

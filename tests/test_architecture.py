@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 279,
-    "lines of the instrument": 57_702,
+    "lines of the instrument": 57_747,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_463,
+    "lines of tests": 41_505,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_773}
+LOADED_BUDGET = {"modules": 78, "lines": 15_809}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -27,8 +27,15 @@ OUTCOMES: Mapping[State, Verdict] = {
     **{"undecided": "UNDECIDED", "absent": "NOT JUDGED"},
 }
 # What the coefficients were fitted on, as far as a recording is concerned.
-Use = Literal["fitted on this run", "fitted on part of this run", "held out", "fitted on no recording", "unknown"]
-FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run")
+Use = Literal[
+    "fitted on this run",
+    "fitted on part of this run",
+    "fitted at the time of this run",
+    "held out",
+    "fitted on no recording",
+    "unknown",
+]
+FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run", "fitted at the time of this run")
 HELD_OUT: tuple[Use, ...] = ("held out", "fitted on no recording")
 
 _EXIT_CODES = {"PASS": 0, "FITS": 0, "FAIL": 1, "UNDECIDED": 3, "NOT JUDGED": 4}

@@ -86,7 +86,9 @@ class FittedOn:
     ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
     requests alone, by which a copy under another name is known; ``sketch``: of single requests, by which a part of it
     is known (``ingest/identity.py``).  None in older releases.  ``vllm_version``: of its server, None if not recorded.
-    ``layers``: what its layers attended to in the fit (``window 512 x5, full``), None in older releases.
+    ``layers``: what its layers attended to in the fit (``window 512 x5, full``), None in older releases.  ``sent_us``:
+    Unix time of its first and last request, and ``model`` whose they were, by which files of the same run from another
+    side are known; None where not recorded.
     """
 
     experiment: Text
@@ -96,6 +98,8 @@ class FittedOn:
     sketch: Annotated[Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{2,2732}={0,2}$")] | None, IF_SET] = None
     vllm_version: Annotated[Text | None, IF_SET] = None
     layers: Annotated[Text | None, IF_SET] = None
+    model: Annotated[Text | None, IF_SET] = None
+    sent_us: Annotated[tuple[int, int] | None, IF_SET] = None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.identity import request_keys, shared_with, sketch_of
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.identity import request_keys, sent_between_us, shared_with, sketch_of
+from blis_replay.ingest.recording import Clock, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.held_out import use_of
@@ -83,6 +83,40 @@ def test_a_recording_of_which_some_requests_were_fitted_on_is_fitted_on_in_part(
     fitted, other = (run.requests.frame() for run in runs)
     mixed = pl.concat([fitted[:20], other[20:]])
     assert use_of(release, renamed(runs[1], mixed)) == "fitted on part of this run"
+
+
+EPOCH = Clock("client", "epoch", 1_790_000_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("model", "runs_after", "use"),
+    [
+        ("m", 0.0, "fitted at the time of this run"),
+        (None, 0.0, "fitted at the time of this run"),
+        ("m", 0.5, "fitted at the time of this run"),
+        ("m", 1.0, "held out"),
+        ("another", 0.0, "held out"),
+    ],
+)
+def test_another_side_of_the_same_run_is_known_by_its_time(
+    runs: tuple[Recording, Recording], model: str | None, runs_after: float, use: str
+) -> None:
+    """A client's file, judged by a fit to the counters of its server, which have none of its latencies.
+
+    ``runs_after``: how many times the length of the run the fit began later.
+    """
+    seen = replace(runs[1], model="m", clocks=(EPOCH,))
+    first_us, last_us = sent_between_us(seen) or (0, 0)
+    assert (first_us, last_us - first_us) == (EPOCH.zero_us, seen.requests["arrival_us"].max())
+    later = round(runs_after * (last_us - first_us))
+    fit = FittedOn("counters", "0", "latencies", model=model, sent_us=(first_us + later, last_us + later))
+    release = replace(load_release("cpu-vllm-0.32.0"), fitted_on=(fit,))
+    assert use_of(release, renamed(seen, seen.requests.frame())) == use
+
+
+def test_a_made_up_clock_places_no_run(runs: tuple[Recording, Recording]) -> None:
+    clocks = replace(EPOCH, constructed=True), replace(EPOCH, kind="relative")
+    assert [sent_between_us(replace(runs[0], clocks=(clock,))) for clock in clocks] == [None, None]
 
 
 def test_latencies_that_were_written_in_tenths_of_milliseconds_are_the_same(runs: tuple[Recording, Recording]) -> None:

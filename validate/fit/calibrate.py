@@ -35,7 +35,7 @@ from blis_replay.blis.releases.release import (
     format_release,
     parse_release,
 )
-from blis_replay.ingest.identity import requests_hash, sketch_of
+from blis_replay.ingest.identity import requests_hash, sent_between_us, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.engine import cache_groups_of, layers_in_words
@@ -237,7 +237,8 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
         version = recording.engine.get("vllm_version")
         served_by = str(version.value) if version is not None and known_release(version.value) else None
         layers = layers_in_words(cache_groups_of(recording))
-        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers)
+        when = recording.model, sent_between_us(recording)
+        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers, *when)
     return list(stated.values())
 
 

@@ -107,27 +107,33 @@ class Estimate:
         return replace(self, low=low, high=high, parts={**self.parts, "beyond the fit": unsure})
 
     def repeated(self, numbers: Sequence[float]) -> Estimate:
-        """With repeats of the recording: ``numbers`` is what each observed, this one first.
+        """With repeats of the recording: the mean error over all, by what each observed (``numbers``, this one first).
 
-        The mean error over all recordings.  Where they differ by no more than the requests of one explain, more of them
-        make it surer; where by more, runs differ, and they are as many draws as there are.
+        See ``of_runs`` for how sure it is.
         """
         unsure, once = self.parts.get("beyond the fit", 0.0), self.sampled
         errors = (1 + once.error) * numbers[0] / np.array(numbers) - 1
         runs, degrees = len(numbers), once.blocks - 1
         between = float(errors.var(ddof=1))
-        known = isfinite(once.half) and "one stretch" not in once.parts
-        within = (once.half / student_t(degrees)) ** 2 if known else inf
-        variance, degrees = of_runs(within, degrees, between, runs - 1)
+        within = (once.half / student_t(degrees)) ** 2 if isfinite(once.half) else inf
+        variance, degrees = of_runs(within, 0 if "one stretch" in once.parts else degrees, between, runs - 1)
         middle, half = float(errors.mean()), student_t(degrees) * sqrt(variance / runs)
         return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
 
 
 def of_runs(within: float, degrees: float, between: float, free: int) -> tuple[float, float]:
-    """Variance of a run with its degrees of freedom: of both together if runs differ by no more than one explains."""
-    if isfinite(within) and between <= within * _largest_ratio(free, degrees):
+    """Variance of a number from run to run, with its degrees of freedom.
+
+    ``within``: its variance by the requests of one run, with ``degrees`` of freedom (0: an event is in it, so it shows
+    no other run); infinite where unknown.  ``between``: that of the recorded runs, with ``free`` degrees of freedom.
+    Where runs differ by no more than requests explain, both count together.  Where by more, the assumed noise of runs
+    is one more degree of freedom: alone, two recordings that are 10 % apart would leave 90 % either way.
+    """
+    if not isfinite(within):
+        return between, free
+    if degrees and between <= within * _largest_ratio(free, degrees):
         return (degrees * within + free * between) / (degrees + free), degrees + free
-    return between, free
+    return (within + ASSUMED_RUN_NOISE**2 + free * between) / (1 + free), 1 + free
 
 
 def student_t(degrees: float, confidence: float = CONFIDENCE) -> float:
