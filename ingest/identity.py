@@ -97,19 +97,16 @@ def _hashed(columns: Sequence[NDArray[np.generic]]) -> Keys:
     return (mixed >> np.uint64(16)).astype(np.uint32)
 
 
+def shared_requests(one: Recording, other: Recording) -> float:
+    """The share of the requests of ``other`` that are in the first recording too, 0 to 1."""
+    keys = request_keys(other)
+    return float(np.isin(keys, request_keys(one)).mean()) if len(keys) else 0.0
+
+
 def sketch_of(recording: Recording) -> str | None:
     """The smallest keys of its requests, as text; None without latencies."""
     keys = request_keys(recording)[:SKETCH_KEYS]
     return base64.b64encode(keys.astype("<u4").tobytes()).decode("ascii") if len(keys) else None
-
-
-def sent_between_us(recording: Recording) -> tuple[int, int] | None:
-    """When its first and its last request was sent, in Unix time; None where no clock of the day was recorded."""
-    clock = recording.clock("client") or recording.clock("server")
-    if clock is None or clock.kind != "epoch" or clock.constructed or recording.requests.height == 0:
-        return None
-    arrival_us = recording.requests["arrival_us"].to_numpy() + clock.zero_us
-    return int(arrival_us.min()), int(arrival_us.max())
 
 
 def shared_with(sketch: str, keys: Keys) -> float:

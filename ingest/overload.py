@@ -1,9 +1,9 @@
 """Whether more was asked of a server than it could serve; all that the program calls overload, queue or saturation.
 
 A load stage is overloaded if its queue grows until it ends, because requests come faster than they are served
-(``growths``), or if too many requests fail.  A queue that stands still is load, and so is one that a cold start or a
-stall left behind and that goes away again.  A client that sends when another request is done shows in the number of
-requests in flight (``client_limits``).
+(``growths``), or if too many requests fail while they wait.  A queue that stands still is load, and so is one that a
+cold start or a stall left behind and that goes away again.  A client that sends when another request is done shows in
+the number of requests in flight (``client_limits``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest import served
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 
-FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them
+FAILED_SHARE = 0.10  # of requests; more of them failed while they waited: the server could not serve them
 QUEUE_US = 1_000_000  # shorter waits or median TTFT do not show a queue: unqueued requests wait for a step or two
 FEWEST = 20  # requests; of fewer, nothing is said
 _PARTS = 20  # equal lengths of time of a stage, between which the queue is counted
@@ -32,6 +32,7 @@ _CERTAIN = 3.0
 _IN_THE_LAST_HALF = 0.25
 _AT_ONCE_US = 250_000  # a wait for the step that runs, and with asynchronous scheduling for one more
 _NEIGHBOURS = 5  # waits are medians of as many: single requests that are late for other reasons make no queue
+_PATIENT = 0.9  # quantile of the waits of answered requests: where it is long, others may have failed by waiting
 _LIMITED_SHARE = 0.5  # of a stage's time that a client stands at its largest number in flight
 _TIMES = ("stage", "arrival_us", "ttft_us", "e2e_us")
 
@@ -39,13 +40,14 @@ _TIMES = ("stage", "arrival_us", "ttft_us", "e2e_us")
 def overloaded(recording: Recording) -> tuple[bool, str]:
     """Whether an experiment counts as overloaded, and why (or an empty reason).
 
-    More than 10 % of requests fail, or the queue of a load stage grows until it ends.  Published aggregates have no
-    order of requests: there a median TTFT above 1 s says it, as requests that do not queue wait for some tens of
-    milliseconds.
+    More than 10 % of requests fail while they wait, or the queue of a load stage grows until it ends.  Published
+    aggregates have no order of requests: there 10 % of failures say it, or a median TTFT above 1 s, as requests that do
+    not queue wait for some tens of milliseconds.
     """
-    share = failed_share(recording)
-    if share is not None and share > FAILED_SHARE:
-        return True, f"{100 * share:.0f} % of requests failed"
+    if _too_many_fail(recording):
+        recorded = not served.recorded_requests(recording).is_empty()
+        share = float(failed_waiting(recording).mean()) if recorded else failed_share(recording) or 0.0
+        return True, f"{100 * share:.0f} % of requests failed{' while they waited' if recorded else ''}"
     if served.recorded_requests(recording).is_empty():
         return _slow_median(recording)
     for growth in recorded_growths(recording):
@@ -73,6 +75,29 @@ def failed_share(recording: Recording) -> float | None:
     if recording.requests.is_empty():
         return None
     return served.failed_requests(recording.requests).height / recording.requests.height
+
+
+def failed_waiting(recording: Recording) -> Bools:
+    """bool[requests]: failed in a queue: with no first token, by a time-out, after a second, or nobody knows when.
+
+    None if nine of ten answered requests waited for less than a second, as then there was no queue.  What is refused
+    at once, or breaks off in its answer, was not in one.
+    """
+    rows = recording.requests.frame(["status", "arrival_us", "ttft_us", "e2e_us"])
+    late_us = rows.filter(pl.col("status") == "ok")["ttft_us"].quantile(_PATIENT)
+    known = (pl.col("status") == "timeout") | (pl.col("e2e_us") > QUEUE_US)
+    failed = ~pl.col("status").is_in(["ok", "aborted"]).fill_null(False)
+    chosen = rows.select(failed & pl.col("ttft_us").is_null() & known.fill_null(True)).to_series().to_numpy()
+    queued = late_us is None or late_us > QUEUE_US
+    return chosen & ~served.refused(recording) & queued
+
+
+def _too_many_fail(recording: Recording) -> bool:
+    requests = served.recorded_requests(recording)
+    if requests.is_empty():
+        return (failed_share(recording) or 0.0) > FAILED_SHARE
+    there = requests.height - sum(stretch.requests for stretch in served.away(recording))
+    return int(failed_waiting(recording).sum()) > FAILED_SHARE * there
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:
@@ -136,9 +161,8 @@ def queue_counts(recording: Recording) -> Iterator[tuple[int | None, Counts]]:
 
 
 def overload_ends_us(recording: Recording) -> tuple[int, ...]:
-    """The last arrival of each overloaded load stage; of the run, where too many requests of it fail."""
-    share = failed_share(recording)
-    if share is not None and share > FAILED_SHARE:
+    """The last arrival of each overloaded load stage; of the run, where too many requests of it fail as they wait."""
+    if _too_many_fail(recording):
         return (int(recording.requests["arrival_us"].max()),)  # type: ignore[arg-type]
     return tuple(growth.end_us for growth in recorded_growths(recording))
 

@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 279,
-    "lines of the instrument": 57_747,
+    "files of the instrument": 280,
+    "lines of the instrument": 57_873,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_505,
+    "lines of tests": 41_624,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_809}
+LOADED_BUDGET = {"modules": 79, "lines": 15_854}
 
 
 def lines(paths: Iterable[Path]) -> int:

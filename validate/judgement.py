@@ -30,12 +30,12 @@ OUTCOMES: Mapping[State, Verdict] = {
 Use = Literal[
     "fitted on this run",
     "fitted on part of this run",
-    "fitted at the time of this run",
+    "fitted on another side of this run",
     "held out",
     "fitted on no recording",
     "unknown",
 ]
-FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run", "fitted at the time of this run")
+FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run", "fitted on another side of this run")
 HELD_OUT: tuple[Use, ...] = ("held out", "fitted on no recording")
 
 _EXIT_CODES = {"PASS": 0, "FITS": 0, "FAIL": 1, "UNDECIDED": 3, "NOT JUDGED": 4}

@@ -80,15 +80,28 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
+class RunMark:
+    """What tells a run whoever recorded it: its requests share no latency with those that another side saw.
+
+    ``requests``: their number.  ``sent_us``: Unix time of the first and the last, None without a clock of the day.
+    ``model``: None if not recorded.  ``server_files``: SHA-256 of the files that the server wrote of it.
+    """
+
+    requests: int
+    model: Annotated[Text | None, IF_SET] = None
+    sent_us: Annotated[tuple[int, int] | None, IF_SET] = None
+    server_files: Annotated[tuple[Text, ...], IF_SET] = ()
+
+
+@dataclass(frozen=True)
 class FittedOn:
     """An experiment a release was fitted on: its content hash and what was used of it.
 
     ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
     requests alone, by which a copy under another name is known; ``sketch``: of single requests, by which a part of it
     is known (``ingest/identity.py``).  None in older releases.  ``vllm_version``: of its server, None if not recorded.
-    ``layers``: what its layers attended to in the fit (``window 512 x5, full``), None in older releases.  ``sent_us``:
-    Unix time of its first and last request, and ``model`` whose they were, by which files of the same run from another
-    side are known; None where not recorded.
+    ``layers``: what its layers attended to in the fit (``window 512 x5, full``), None in older releases.  ``run``: when
+    it ran and what its server wrote, by which files of the same run from another side are known.
     """
 
     experiment: Text
@@ -98,8 +111,7 @@ class FittedOn:
     sketch: Annotated[Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{2,2732}={0,2}$")] | None, IF_SET] = None
     vllm_version: Annotated[Text | None, IF_SET] = None
     layers: Annotated[Text | None, IF_SET] = None
-    model: Annotated[Text | None, IF_SET] = None
-    sent_us: Annotated[tuple[int, int] | None, IF_SET] = None
+    run: RunMark | None = None
 
 
 @dataclass(frozen=True)

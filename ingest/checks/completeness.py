@@ -8,6 +8,7 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured
 from blis_replay.ingest.checks.ledger import ends_early, lost
+from blis_replay.ingest.overload import overloaded
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.served import away, completed_requests, failed_requests, recorded_requests
 
@@ -73,6 +74,8 @@ def _failures(recording: Recording) -> list[Finding]:
         f"{count} of {requests.height} requests failed ({100 * share:.1f} %), {timeouts} of them by time-out; "
         "metrics are over the others, which the failures bias towards the quick ones"
     )
+    most = 2 * count > requests.height and not overloaded(recording)[0]
+    message += "; more failed than were answered, without a queue: find out why, and record again" if most else ""
     if no_prompt:
         message += f"; {no_prompt} lost their prompt length"
     measured: Measured = {
@@ -82,7 +85,8 @@ def _failures(recording: Recording) -> list[Finding]:
         "share": share,
         "without_prompt_length": no_prompt,
     }
-    return [Finding(CHECK, "note", "", message, measured, "any failed request")]
+    rule = "any failed request; of a run most of which fail without an overload nothing is judged"
+    return [Finding(CHECK, "unusable" if most else "note", "", message, measured, rule)]
 
 
 def _away(recording: Recording) -> Iterator[Finding]:

@@ -385,6 +385,15 @@ def test_without_a_selection_experiments_of_other_models_are_left_out_and_said(
 
 
 @pytest.mark.slow
+def test_a_pattern_leaves_out_what_the_release_is_not_about(store: Store) -> None:
+    """As without a selection; a recording that is named is judged, or said why not."""
+    report = gate(store, release("new"), selectors=["7b-t*", SMALL.slug])
+    assert ([j.alias for j in report.judgements], [*report.left_out]) == (["1b-general"], ["7b-train"])
+    named = gate(store, release("new"), selectors=["7b-train", SMALL.slug])
+    assert (named.verdict, named.left_out) == ("NOT JUDGED", {})
+
+
+@pytest.mark.slow
 def test_equal_input_gives_equal_output(store: Store) -> None:
     new, old = release("new", slower=LARGE.model, by=1.01), release("old")
     first, second = (json.dumps(gate_answer(gate(store, new, old, selectors=BOTH)).document) for _ in range(2))

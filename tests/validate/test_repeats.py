@@ -26,13 +26,14 @@ SLOW_DAY = replace(
     slug="20260302-120000-synthetic-1b-tp1-general",
     latency=LatencyModel("blackbox", 9_600_000, 36_000, 72_000),
 )
+COPY = replace(SMALL, slug="20260304-120000-synthetic-1b-tp1-general")
 OTHER_LOAD = replace(SMALL, slug="20260303-120000-synthetic-1b-tp1-general", requests=100)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repeats")
-    for spec in (SMALL, SLOW_DAY, OTHER_LOAD):
+    for spec in (SMALL, SLOW_DAY, OTHER_LOAD, COPY):
         ingest_source(folder / "s.duckdb", written(spec, folder), engine_file=folder / "engine.yaml")
     return folder / "s.duckdb"
 
@@ -64,6 +65,11 @@ def test_another_day_widens_the_interval_and_leaves_the_limit(path: Path) -> Non
     assert alone.judgement.judged[0].limit == repeated.judgement.judged[0].limit == 0.10
     assert alone.estimates["e2e", "mean"].low > 0.10
     assert repeated.estimates["e2e", "mean"].low < -0.10 < 0.10 < repeated.estimates["e2e", "mean"].high
+    assert repeated.repeats is not None and repeated.metrics["e2e"]["mean"].b_us is not None
+    # What is printed is the mean error, which lies in the middle of the interval.
+    errors = [repeated.metrics["e2e"]["mean"].b_us / us - 1 for us in repeated.repeats.numbers_us["e2e", "mean"]]
+    assert repeated.metrics["e2e"]["mean"].error == pytest.approx(sum(errors) / 2)
+    assert repeated.judgement.judged[0].error == pytest.approx(sum(repeated.judgement.judged[0].interval or ()) / 2)
     answer = validation_answer(validated(path, 1.15, SLOW_DAY.slug), summary=False)
     assert "2 recordings of this load differ in the mean by up to E2E" in " ".join(str(answer).split())
     (experiment,) = answer.document["experiments"]  # type: ignore[misc]
@@ -76,6 +82,19 @@ def test_a_gate_is_less_sure_with_it(store: Store) -> None:
     assert gate(store, new, old, selectors=[SMALL.slug]).verdict == "FAIL"
     report = gate(store, new, old, selectors=[SMALL.slug], repeats=[SLOW_DAY.slug])
     assert {check.outcome for check in report.all_checks if check.rule == "regression"} == {"UNDECIDED"}
+
+
+def test_a_copy_is_no_repeat(store: Store) -> None:
+    """It would make an undecided verdict sure."""
+    with pytest.raises(NothingToJudgeError, match="100 % of its requests"):
+        repeats_of(store, [SMALL.slug], [COPY.slug])
+
+
+@pytest.mark.slow
+def test_a_gate_counts_a_recording_once(store: Store) -> None:
+    report = gate(store, release("old"), selectors=[COPY.slug, SMALL.slug])
+    assert [judgement.slug for judgement in report.judgements] == [SMALL.slug]
+    assert report.left_out.keys() == {COPY.slug}
 
 
 def test_another_load_is_no_repeat(store: Store) -> None:

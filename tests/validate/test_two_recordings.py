@@ -16,12 +16,14 @@ from scipy import stats
 from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.store import Store, open_store
+from blis_replay.ingest.store import Store, open_store, read_stored
 from blis_replay.validate.comparison.bounds import parse_bound
 from blis_replay.validate.comparison.changes import change_of_runs
 from blis_replay.validate.comparison.differences import Differences, differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, sides_of
+from blis_replay.validate.comparison.repeats import refuse_copies
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.explain.between import LOAD, OTHERS, Why, why_different
 from blis_replay.validate.explain.parts import PACE_OF_STEPS
@@ -131,6 +133,43 @@ def test_other_loads_are_no_measure_of_a_server(store: Store, change: pl.Expr, c
     )
     assert differences_answer(found, [parse_bound("e2e=+15%")]).exit_code == code
     assert bool(found.other_load) == (code == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (pl.col("arrival_us") + 1_000 * (pl.int_range(pl.len()) % 2), 0),
+        ((pl.col("arrival_us") * 0.9).cast(pl.Int64), 4),
+        (pl.col("arrival_us").gather(pl.int_range(pl.len()) // 10 * 10), 4),
+    ],
+    ids=["a millisecond later", "a tenth faster", "in bursts of ten"],
+)
+def test_the_same_requests_at_other_times_are_no_measure_of_a_server(store: Store, change: pl.Expr, code: int) -> None:
+    """All lengths and latencies are equal, so only the sends tell that another load was served."""
+    (side,) = sides_of(store, SMALL.slug, Choice(None))
+    requests = side.recording.requests.frame().with_columns(change)
+    other = replace(side.recording, requests=rows_of(requests), content_hash="b")
+    found = differences(side, recording_side(other, None))
+    assert differences_answer(found, [parse_bound("e2e=+15%")]).exit_code == code
+
+
+@pytest.mark.slow
+def test_a_copy_is_no_further_run_of_a_side(store: Store) -> None:
+    """It would say that runs of this server do not differ at all."""
+    requests = read_stored(store, SMALL.slug)
+    assert refused_copy(requests, replace(requests, slug="copied", content_hash="c"))
+    rounded = requests.requests.frame().with_columns(pl.col("ttft_us", "e2e_us") // 1000 * 1000)[20:]
+    assert refused_copy(requests, replace(requests, slug="rounded", requests=rows_of(rounded)))
+    assert not refused_copy(requests, read_stored(store, SLOW.slug))
+
+
+def refused_copy(one: Recording, other: Recording) -> bool:
+    try:
+        refuse_copies(other, [one])
+    except NothingToJudgeError:
+        return True
+    return False
 
 
 @pytest.mark.slow

@@ -10,15 +10,16 @@ import polars as pl
 import pytest
 
 from blis_replay.base.errors import ReleaseError
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, format_release, parse_release
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, RunMark, format_release, parse_release
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.identity import request_keys, sent_between_us, shared_with, sketch_of
-from blis_replay.ingest.recording import Clock, Recording
+from blis_replay.ingest.identity import request_keys, shared_with, sketch_of
+from blis_replay.ingest.recording import NOT_KNOWN, Clock, Recording, SourceFile
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.judgement import FITTED
+from blis_replay.validate.run_mark import run_mark
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,9 @@ EPOCH = Clock("client", "epoch", 1_790_000_000_000_000)
 @pytest.mark.parametrize(
     ("model", "runs_after", "use"),
     [
-        ("m", 0.0, "fitted at the time of this run"),
-        (None, 0.0, "fitted at the time of this run"),
-        ("m", 0.5, "fitted at the time of this run"),
+        ("m", 0.0, "fitted on another side of this run"),
+        (None, 0.0, "fitted on another side of this run"),
+        ("m", 0.5, "fitted on another side of this run"),
         ("m", 1.0, "held out"),
         ("another", 0.0, "held out"),
     ],
@@ -106,17 +107,47 @@ def test_another_side_of_the_same_run_is_known_by_its_time(
     ``runs_after``: how many times the length of the run the fit began later.
     """
     seen = replace(runs[1], model="m", clocks=(EPOCH,))
-    first_us, last_us = sent_between_us(seen) or (0, 0)
+    first_us, last_us = run_mark(seen).sent_us or (0, 0)
     assert (first_us, last_us - first_us) == (EPOCH.zero_us, seen.requests["arrival_us"].max())
     later = round(runs_after * (last_us - first_us))
-    fit = FittedOn("counters", "0", "latencies", model=model, sent_us=(first_us + later, last_us + later))
-    release = replace(load_release("cpu-vllm-0.32.0"), fitted_on=(fit,))
+    mark = RunMark(7, model, (first_us + later, last_us + later))
+    assert use_of(marked(mark), renamed(seen, seen.requests.frame())) == use
+
+
+def marked(mark: RunMark) -> CoefficientRelease:
+    """A release that was fitted on another recording of that mark."""
+    return replace(load_release("cpu-vllm-0.32.0"), fitted_on=(FittedOn("counters", "0", "latencies", run=mark),))
+
+
+@pytest.mark.parametrize(
+    ("requests", "kind", "use"),
+    [
+        (240, "server log", "fitted on another side of this run"),
+        (243, "otlp", "fitted on another side of this run"),  # with its warm-up
+        (120, "server log", "held out"),  # another load in the same log
+        (240, "experiment configuration", "held out"),
+    ],
+)
+def test_another_side_of_the_same_run_is_known_by_what_its_server_wrote(
+    runs: tuple[Recording, Recording], requests: int, kind: str, use: str
+) -> None:
+    """``vllm bench`` writes no time of the day for its 240 requests; spans of that run are beside the same log."""
+    file = SourceFile("vllm.log.gz", kind, 1, "ab" * 32)
+    seen = replace(runs[1], clocks=(replace(EPOCH, kind="monotonic"),), files=(file,))
+    release = marked(replace(run_mark(seen), requests=requests, server_files=("cd" * 32, "ab" * 32)))
     assert use_of(release, renamed(seen, seen.requests.frame())) == use
+
+
+def test_the_clock_of_any_side_places_a_run(runs: tuple[Recording, Recording]) -> None:
+    monotonic, server = replace(EPOCH, kind="monotonic"), replace(EPOCH, name="server")
+    mark = run_mark(replace(runs[0], clocks=(monotonic, server)))
+    assert mark.sent_us is not None and mark.sent_us[0] == EPOCH.zero_us
+    assert run_mark(replace(runs[0], clocks=(monotonic, replace(server, placed=NOT_KNOWN)))).sent_us is None
 
 
 def test_a_made_up_clock_places_no_run(runs: tuple[Recording, Recording]) -> None:
     clocks = replace(EPOCH, constructed=True), replace(EPOCH, kind="relative")
-    assert [sent_between_us(replace(runs[0], clocks=(clock,))) for clock in clocks] == [None, None]
+    assert [run_mark(replace(runs[0], clocks=(clock,))).sent_us for clock in clocks] == [None, None]
 
 
 def test_latencies_that_were_written_in_tenths_of_milliseconds_are_the_same(runs: tuple[Recording, Recording]) -> None:
@@ -129,7 +160,8 @@ def test_latencies_that_were_written_in_tenths_of_milliseconds_are_the_same(runs
 
 
 def test_a_sketch_is_kept_with_a_release_and_read_strictly(runs: tuple[Recording, Recording]) -> None:
-    fits = (FittedOn("a", "0", "latencies", None, sketch_of(runs[0])),)
+    mark = RunMark(240, "m", (1, 2), ("ab" * 32,))
+    fits = (FittedOn("a", "0", "latencies", None, sketch_of(runs[0]), run=mark), FittedOn("b", "1", "steps"))
     made = replace(load_release("cpu-vllm-0.32.0"), fitted_on=fits)
     text = format_release(made)
     assert parse_release(text, "x").fitted_on == fits

@@ -140,6 +140,7 @@ def _two(
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.named_sides import sides_of
+    from blis_replay.validate.comparison.repeats import refuse_copies
     from blis_replay.validate.comparison.validated import judged_replay
     from blis_replay.validate.comparison.verdict_text import below_verdicts
 
@@ -149,6 +150,9 @@ def _two(
         with suppress(NothingToJudgeError):  # of an arrival trace
             own = EmbeddedEngine(run.release) if run.simulator == EmbeddedEngine.name else None
             judged.append(judged_replay(store, run, own))
+    for first, others in ((a, others_a), (b, others_b)):
+        for i, side in enumerate(others):
+            refuse_copies(side.recording, [one.recording for one in (first, *others[:i])])
     compared = differences(a, b, (others_a, others_b))
     answer = differences_answer(compared, bounds)
     if (explain or choice.coefficients or answer.exit_code == 1) and a.run is None and b.run is None:

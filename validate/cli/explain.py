@@ -121,6 +121,8 @@ def explain_verb(
             progress=progress,
             **workers,
         )
+        if judged.repeats is not None:
+            attribution = replace(attribution, recordings=len(judged.repeats.recordings))
         shown = on_both_sides(judged.run) & selection.of(judged.run.recording.requests)
         way = segments_of(judged.run, selection) if shown.any() else None
         entry = entry_of(release, recording)

@@ -208,13 +208,20 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
 
 
 def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:
-    """With other recordings of the same load, which make its intervals narrower or wider."""
+    """The mean errors over all recordings of one load, which make the intervals narrower or wider.
+
+    ``a_us`` is then what was observed in the mean: what is simulated over the mean error.
+    """
     if repeats is None:
         return comparison
-    numbers_us, estimates = repeats.numbers_us, comparison.estimates
-    repeated = {cell: e.repeated(numbers_us[cell]) if cell in numbers_us else e for cell, e in estimates.items()}
+    numbers_us, metrics = repeats.numbers_us, {m: dict(of) for m, of in comparison.metrics.items()}
+    repeated = dict(comparison.estimates)
+    for (metric, statistic), once in comparison.estimates.items():
+        if (metric, statistic) in numbers_us and (cell := metrics[metric][statistic]).b_us is not None:
+            of_all = repeated[metric, statistic] = once.repeated(numbers_us[metric, statistic])
+            metrics[metric][statistic] = replace(cell, a_us=cell.b_us / (1 + of_all.error))
     skill = {m: replace(one, of_repeats_us=repeats.apart_us.get(m)) for m, one in comparison.skill.items()}
-    return replace(comparison, repeats=repeats, estimates=repeated, skill=skill)
+    return replace(comparison, repeats=repeats, metrics=metrics, estimates=repeated, skill=skill)
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

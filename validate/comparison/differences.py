@@ -99,7 +99,7 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
         both_replays=all("simulator" in side for side in inputs),
-        other_load=_other_load(a.recording, b.recording) if apart and both is None else "",
+        other_load=_other_load(a.recording, b.recording, sent_again=both is not None) if apart else "",
     )
 
 
@@ -121,12 +121,14 @@ def _same_requests(a: Side, b: Side) -> Bools | None:
 _SAME_LOAD, _SAME_DRAW = 0.05, 4.0
 
 
-def _other_load(a: Recording, b: Recording) -> str:
+def _other_load(a: Recording, b: Recording, *, sent_again: bool) -> str:
     """How the mean lengths or the rates of two loads differ, in words; empty if they do not.
 
-    The rate at which a client at its limit sends follows from the server.
+    The rate at which a client at its limit sends follows from the server.  ``sent_again``: all lengths are equal, so
+    that rates do not differ by what was drawn either.
     """
     from blis_replay.ingest.overload import client_limits  # few comparisons are of two recordings
+    from blis_replay.validate.comparison.repeats import other_process
 
     tables, words = (a.requests, b.requests), {"prompt_tokens": "prompts", "output_tokens": "outputs"}
     for column, what in words.items():
@@ -143,8 +145,11 @@ def _other_load(a: Recording, b: Recording) -> str:
         return ""
     rates = [1 / max(float(of.mean()), 1e-6) for of in gaps_s]  # all at once: a million a second
     errors = [rate**2 * float(of.std()) / len(of) ** 0.5 for rate, of in zip(rates, gaps_s, strict=True)]
-    apart = abs(rates[1] - rates[0]) > max(_SAME_LOAD * rates[0], _SAME_DRAW * hypot(*errors))
-    return f"another load: {rates[0]:.3g} and {rates[1]:.3g} requests/s" if apart else ""
+    drawn = 0.0 if sent_again else _SAME_DRAW * hypot(*errors)
+    if abs(rates[1] - rates[0]) > max(_SAME_LOAD * rates[0], drawn):
+        return f"another load: {rates[0]:.3g} and {rates[1]:.3g} requests/s"
+    process = other_process(a, b)
+    return f"another load: {process}" if process else ""
 
 
 def _are_two_runs(a: Side, b: Side) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
+from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import FITTED, Use
+from blis_replay.validate.run_mark import run_mark, same_run
 
 # Shares of a recording's keys: fewer are chance (at most 4 in 1,000 between any two of 19 recordings), more are all.
 _SOME, _ALL = 0.01, 0.9
@@ -34,26 +35,21 @@ def use_of_run(run: ReplayRun) -> Use:
 
 
 def use_of(release: CoefficientRelease, recording: Recording) -> Use:
-    """The same of a release: by the recording's name, by its content, by single requests, and by time.
+    """The same of a release: by the recording's name, by its content, by single requests, and by its run.
 
-    Files of one run from two sides (a client's, the server's log, its counters) share no latency, but their time.
+    Files of one run from two sides (a client's, the server's log, its counters) share no latency.
     """
     if not release.fitted_on:
         return "unknown" if release.fitted_on is None else "fitted on no recording"
     if release.used(recording.slug, recording.content_hash):
         return "fitted on this run"
-    from blis_replay.ingest.identity import (  # most releases name the run
-        request_keys,
-        requests_hash,
-        sent_between_us,
-        shared_with,
-    )
+    from blis_replay.ingest.identity import request_keys, requests_hash, shared_with  # most releases name the run
 
     if release.used("", requests_hash=requests_hash(recording)):
         return "fitted on this run"
-    when = sent_between_us(recording)
-    at_that_time = any(_together(fit, recording.model, when) for fit in release.fitted_on)
-    neither: Use = "fitted at the time of this run" if at_that_time else "held out"
+    own = run_mark(recording)
+    another_side = any(fit.run is not None and same_run(fit.run, own) for fit in release.fitted_on)
+    neither: Use = "fitted on another side of this run" if another_side else "held out"
     if recording.ground_truth == PUBLISHED:
         return neither  # its requests are reconstructed
     # Of the recordings that releases without sketches were fitted on.
@@ -63,10 +59,3 @@ def use_of(release: CoefficientRelease, recording: Recording) -> Use:
     keys = request_keys(recording) if sketches else None
     share = 0.0 if keys is None else max(shared_with(sketch, keys) for sketch in sketches)
     return neither if share < _SOME else "fitted on this run" if share > _ALL else "fitted on part of this run"
-
-
-def _together(fit: FittedOn, model: str | None, when: tuple[int, int] | None) -> bool:
-    """Whether requests to this model were sent for more than a hundredth of ``when`` while those of the fit were."""
-    if fit.sent_us is None or when is None or (None not in (fit.model, model) and fit.model != model):
-        return False
-    return min(fit.sent_us[1], when[1]) - max(fit.sent_us[0], when[0]) > _SOME * (when[1] - when[0])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blis_replay.base.errors import NothingToJudgeError
+from blis_replay.ingest.identity import shared_requests
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.comparison.sides import recording_side
@@ -18,6 +19,11 @@ from blis_replay.validate.metrics.skill import SCORED
 
 # Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
 _LOAD, _SPAN = 0.01, 0.05
+# Share of requests that are those of another recording: two runs of one load share at most 4 in 1,000.
+_COPIED = 0.01
+# Gaps between sends vary by their standard deviation over their mean: 1 for a Poisson process, 0 for a steady rate.
+# Two that lie apart by this factor, of which one is beyond that, are two processes; of 20 Poisson gaps 0.6 to 1.5.
+_OTHER_PROCESS, _VARY = 2.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
         used |= {other.slug for other in same} | {slug}
         if same:
             of_slug[slug] = _repeats(store, [recording, *same])
+        for i, one in enumerate([recording, *same]):
+            refuse_copies(one, [recording, *same][:i])
     for other in others:
         if other.slug not in used:
             why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
@@ -64,6 +72,26 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
                 "record the same load on the same server again"
             )
     return of_slug
+
+
+def refuse_copies(recording: Recording, others: Sequence[Recording]) -> None:
+    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others: it is no run of its own."""
+    for other in others:
+        if (share := shared_requests(other, recording)) > _COPIED:
+            raise NothingToJudgeError(
+                f"{recording.slug} is no other run: {100 * share:.0f} % of its requests are those of {other.slug}; "
+                "record the same load on the same server again"
+            )
+
+
+def other_process(one: Recording, other: Recording) -> str:
+    """How the gaps between the sends of two loads vary differently, in words; empty where they vary alike."""
+    varies = []
+    for recording in (one, other):
+        gaps_us = np.diff(np.sort(recording.requests["arrival_us"].drop_nulls().to_numpy()))
+        varies.append(float(gaps_us.std() / max(gaps_us.mean(), 1.0)) if len(gaps_us) > 1 else 0.0)
+    apart = max(varies) > max(_OTHER_PROCESS * min(varies), _VARY)
+    return f"gaps between sends that vary by {varies[1]:.1f} of their mean, not {varies[0]:.1f}" if apart else ""
 
 
 def _repeats(store: Store, recordings: Sequence[Recording]) -> Repeats:
@@ -104,7 +132,7 @@ def _differs(one: Recording, other: Recording) -> str:
     for name, value in loads[0].items():
         if abs(loads[1][name] - value) > (_SPAN if name == "seconds of arrivals" else _LOAD) * max(value, 1e-9):
             return f"{loads[1][name]:,.6g} {name}, not {value:,.6g}"
-    return ""
+    return other_process(one, other)
 
 
 def _alike(one: object, other: object) -> bool:

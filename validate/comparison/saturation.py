@@ -25,6 +25,7 @@ from blis_replay.ingest.overload import (
     ClientLimit,
     Queue,
     client_limits,
+    failed_waiting,
     growths,
     in_flight_at,
     overload_ends_us,
@@ -32,7 +33,6 @@ from blis_replay.ingest.overload import (
     queue,
 )
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.served import failed_requests, refused
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.spread import load_is_known
 from blis_replay.validate.judgement import Remark, remark
@@ -111,8 +111,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
     observed = queue(arrival_us[known], observed_wait_us(run, known), overload_ends_us(recording))
     simulated = simulated_queue(run)
     limits = client_limits(recording)
-    failed = failed_requests(recording.requests)["request_index"].to_numpy()
-    failures_us = arrival_us[failed[~refused(recording)[failed]]]
+    failures_us = arrival_us[failed_waiting(recording)]
     from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
     seen = (from_us, simulated.from_us, observed.touched_us or None, simulated.touched_us or None)
     if not limits and seen == (None, None, None, None):

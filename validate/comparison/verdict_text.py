@@ -34,7 +34,7 @@ _TONES: Mapping[str, Tone] = {
 WAS_IT: Mapping[Use, str] = {
     "fitted on this run": "in the fit",
     "fitted on part of this run": "part in it",
-    "fitted at the time of this run": "same time",
+    "fitted on another side of this run": "its other side",
     "held out": "held out",
     "fitted on no recording": "held out",
     "unknown": "unknown",

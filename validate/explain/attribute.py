@@ -128,6 +128,7 @@ class Attribution:
     proves of each component, and of what else may be wrong.  ``lost``: why the recording is not the load that was
     served, so that nothing is blamed; ``steps_off``: modelled over recorded time of the recorded batches, less one:
     lost requests do not change it.  ``queue``: the recording is overloaded, so its latencies measure its queue.
+    ``recordings``: of this load; with several the intervals of ``error`` are those of the mean error over all.
     """
 
     slug: str
@@ -146,6 +147,7 @@ class Attribution:
     lost: tuple[str, ...] = ()
     steps_off: float | None = None
     queue: bool = False
+    recordings: int = 1
 
     @property
     def parts(self) -> list[tuple[str, tuple[Estimate, ...]]]:

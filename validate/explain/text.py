@@ -216,7 +216,9 @@ def _of_chance(attribution: Attribution, i: int) -> str:
     if attribution.requests < MIN_REQUESTS:
         return f", of {counted(attribution.requests, 'request')}: too few to tell it from chance"
     error = attribution.error[i]
-    return f", which may be chance (95 %: {_span(attribution, i)})" if error.may_be_nothing else ""
+    count = attribution.recordings
+    of = "95 %" if count == 1 else f"95 % of the mean over {count} recordings"
+    return f", which may be chance ({of}: {_span(attribution, i)})" if error.may_be_nothing else ""
 
 
 def _span(attribution: Attribution, i: int) -> str:
@@ -268,7 +270,8 @@ def _shares(attribution: Attribution) -> Table:
     estimated = [("error", errors), *((f"  {name}", shares) for name, shares in attribution.parts)]
     shares: list[list[Cell]] = [[name, *map(_share, of, attribution.observed_us)] for name, of in estimated]
     if any(span := [_span(attribution, i) for i in range(len(QUANTITIES))]):
-        shares.insert(1, ["95 % interval", *(one or "-" for one in span)])
+        name = "95 % interval" if attribution.recordings == 1 else f"95 % of {attribution.recordings} runs"
+        shares.insert(1, [name, *(one or "-" for one in span)])
     observed, simulated = (map(_known, us) for us in (attribution.observed_us, attribution.simulated_us))
     return Table("", (Column(""), *columns), [["observed ms", *observed], ["simulated ms", *simulated], *shares])
 

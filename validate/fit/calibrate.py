@@ -35,7 +35,7 @@ from blis_replay.blis.releases.release import (
     format_release,
     parse_release,
 )
-from blis_replay.ingest.identity import requests_hash, sent_between_us, sketch_of
+from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.engine import cache_groups_of, layers_in_words
@@ -73,6 +73,7 @@ from blis_replay.validate.fit.refused import (
 from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
 from blis_replay.validate.fit.step_form import BELIEVED, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
 from blis_replay.validate.metrics.resampling import SEED
+from blis_replay.validate.run_mark import run_mark, same_run
 
 Split = tuple[float, float]
 
@@ -161,8 +162,13 @@ def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
     ]
     loads = dict(store.connection.execute(_LOADS).fetchall())
     fitted_to = {loads.get(slug) for slug in used}
-    best = {row.alias: (loads.get(row.slug) not in fitted_to, _begins_alike(row.slug, used)) for row in others}
-    return max(best, key=lambda alias: best[alias], default=fitted[0].alias)
+    others.sort(key=lambda row: (loads.get(row.slug) not in fitted_to, _begins_alike(row.slug, used)), reverse=True)
+    marks = [run_mark(recording) for recording in fitted]
+    for row in others:
+        own = run_mark(read_stored(store, row.slug))
+        if not any(same_run(mark, own) for mark in marks):
+            return row.alias
+    return fitted[0].alias
 
 
 # Recordings of the same prompts at the same rate, to a tenth, are of one load; answers may end elsewhere.
@@ -237,8 +243,7 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
         version = recording.engine.get("vllm_version")
         served_by = str(version.value) if version is not None and known_release(version.value) else None
         layers = layers_in_words(cache_groups_of(recording))
-        when = recording.model, sent_between_us(recording)
-        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers, *when)
+        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers, run_mark(recording))
     return list(stated.values())
 
 

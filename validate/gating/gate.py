@@ -8,12 +8,13 @@ from typing import Unpack
 
 from blis_replay.base.errors import NothingToJudgeError, counted
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.recording import ARRIVALS
+from blis_replay.ingest.identity import requests_hash
+from blis_replay.ingest.recording import ARRIVALS, Recording
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.comparison.repeats import repeats_of
 from blis_replay.validate.comparison.spread import load_is_known
-from blis_replay.validate.experiment import all_experiments, select_experiments
+from blis_replay.validate.experiment import WILDCARDS, all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Policy, Ranking
 from blis_replay.validate.judgement import Verdict
@@ -110,10 +111,15 @@ def gate(
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
     repeated = repeats_of(store, slugs, repeats)
-    jobs = [
-        GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate, repeated.get(slug))
-        for slug in slugs
-    ]
+    jobs, firsts = [], dict[str, Recording]()
+    for slug in slugs:
+        observed = read_observed(store, slug)
+        recording = observed.recording
+        first = firsts.setdefault(requests_hash(recording) or slug, recording)
+        if first is recording:
+            jobs.append(GateJob(observed, candidate, baseline, policy, extrapolate, repeated.get(slug)))
+        else:
+            left_out[slug] = f"a copy of {first.alias}"
     judgements = map_jobs(judge_experiment, jobs, **pool)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
@@ -121,12 +127,13 @@ def gate(
 
 
 def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Slugs to judge; and, without selectors, what is left out by alias."""
-    if selectors:
-        return select_experiments(store, selectors), {}
-    known = {entry.model.lower() for entry in candidate.models}
-    slugs, left_out = set(all_experiments(store)), {}
+    """Slugs to judge; and, where none or a pattern was given, what is left out by alias."""
+    slugs = set(select_experiments(store, selectors) if selectors else all_experiments(store))
+    named = {slug for name in selectors if not set(name) & WILDCARDS for slug in select_experiments(store, [name])}
+    known, left_out = {entry.model.lower() for entry in candidate.models}, {}
     for row in list_experiments(store):
+        if row.slug in named or row.slug not in slugs:
+            continue
         if row.ground_truth == ARRIVALS:
             why = "an arrival trace, without latencies"
         elif (row.model or "").lower() not in known:

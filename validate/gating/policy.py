@@ -216,7 +216,7 @@ class GateReport:
 
     ``judgements``: in order of alias.  ``checks``: of the gate as a whole (ranking, coverage).
     ``left_out``: alias to reason, experiments that were not asked for by name and that the
-    release is not about.
+    release is not about, and copies.
     """
 
     candidate: CoefficientRelease

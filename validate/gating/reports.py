@@ -316,8 +316,8 @@ def _apart(report: GateReport) -> list[str]:
     for judgement in report.judgements:
         if judgement.outcome is None:
             judged = judgement.judgement.judged if judgement.judgement else ()
-            far = [f"{q.name} {percent(q.error)}" for q in judged if q.error is not None and abs(q.error) > q.limit]
-            far_text = f" (beyond its limit: {', '.join(far)})" if far else ""
+            far = [q for q in judged if q.error is not None and q.state in ("beyond", "undecided")]
+            far_text = f" ({', '.join(f'{q.name} {percent(q.error or 0.0)} {q.state}' for q in far)})" if far else ""
             apart.setdefault(f"not gated, {judgement.reason}", []).append(f"{judgement.alias}{far_text}")
         elif judgement.standing == "overloaded":
             apart.setdefault(judgement.reason, []).append(judgement.alias)

@@ -118,7 +118,7 @@ class Estimate:
         within = (once.half / student_t(degrees)) ** 2 if isfinite(once.half) else inf
         variance, degrees = of_runs(within, 0 if "one stretch" in once.parts else degrees, between, runs - 1)
         middle, half = float(errors.mean()), student_t(degrees) * sqrt(variance / runs)
-        return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
+        return Estimate(middle, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
 
 
 def of_runs(within: float, degrees: float, between: float, free: int) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def _draws(count: int, ranges: Mapping[str, tuple[float, float, float]]) -> str:
 def _repeats(recordings: Sequence[str], apart: Mapping[str, float]) -> str:
     return (
         f"{len(recordings)} recordings of this load differ in the mean by up to {_named(apart, percent_plain)} "
-        f"({', '.join(recordings)}); intervals are of all of them"
+        f"({', '.join(recordings)}); observed numbers, errors and intervals are of all of them"
     )
 
 
