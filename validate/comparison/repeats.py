@@ -22,7 +22,7 @@ _LOAD, _SPAN = 0.01, 0.05
 # Share of requests that are those of another recording: two runs of one load share at most 4 in 1,000.
 _COPIED = 0.01
 # Gaps between sends vary by their standard deviation over their mean: 1 for a Poisson process, 0 for a steady rate.
-# Two that lie apart by this factor, of which one is beyond that, are two processes; of 20 Poisson gaps 0.6 to 1.5.
+# Two processes lie apart by this factor, and one varies by more than that; 20 Poisson gaps vary by 0.6 to 1.5.
 _OTHER_PROCESS, _VARY = 2.0, 0.5
 
 
@@ -75,7 +75,7 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
 
 
 def refuse_copies(recording: Recording, others: Sequence[Recording]) -> None:
-    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others: it is no run of its own."""
+    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others."""
     for other in others:
         if (share := shared_requests(other, recording)) > _COPIED:
             raise NothingToJudgeError(
