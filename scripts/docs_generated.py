@@ -50,7 +50,7 @@ def commands() -> list[str]:
     top = click.Context(cli, info_name="blis-replay", max_content_width=80, terminal_width=80, **settings)
     options = [part for part in top.get_help().split("\n\n") if part.startswith(("Options:", "Common options"))]
     common = "\n\n".join(options).splitlines()
-    return ["", "```text", *common, "```", *(line for verb in _verbs(cli, top) for line in _help_of(verb))]
+    return ["", "```text", *common, "```", *(line for verb in verbs(cli, top) for line in _help_of(verb))]
 
 
 def public_functions() -> list[str]:
@@ -82,7 +82,7 @@ def contents() -> list[str]:
     ]
 
 
-def _verbs(group: click.Group, context: click.Context) -> Iterator[click.Context]:
+def verbs(group: click.Group, context: click.Context) -> Iterator[click.Context]:
     """One context per verb, under its group's, as on the command line: what a group settles for its verbs holds."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -91,7 +91,7 @@ def _verbs(group: click.Group, context: click.Context) -> Iterator[click.Context
         verb = click.Context(command, info_name=name, parent=context)
         yield verb
         if isinstance(command, click.Group):
-            yield from _verbs(command, verb)
+            yield from verbs(command, verb)
 
 
 def _help_of(verb: click.Context) -> list[str]:

@@ -19,20 +19,13 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from git_commands import git
+from simulator_program import simulator_program
 
 ROOT = Path(__file__).parents[2]
 COEFFICIENTS = ROOT / "blis" / "releases" / "coefficients"
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 GAP_US, SLOWER_US = 16_360, 20_000
-MINE = """
-import csv, json, pathlib, sys
-folder = pathlib.Path(sys.argv[-1])
-rows = list(csv.DictReader((folder / "requests.csv").open()))
-lines = [(row["request_index"], 51_590, 51_590 + GAP_US * (int(row["output_tokens"]) - 1)) for row in rows]
-(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
-header = {"name": "mine", "version": "1", "not_modelled": ["queues"], "fitted_on": ["34b-general"]}
-(folder / "simulator.json").write_text(json.dumps(header))
-"""
+MINE = simulator_program("51_590", GAP_US, {"name": "mine", "fitted_on": ["34b-general"]})
 TEST = """
 import pytest
 
@@ -71,7 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """What its owner writes: a simulator and a test."""
-    (tmp_path / "mine.py").write_text(MINE.replace("GAP_US", str(GAP_US)))
+    (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "test_fidelity.py").write_text(TEST)
     return tmp_path
 

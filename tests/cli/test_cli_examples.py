@@ -11,6 +11,8 @@ import click
 import pytest
 import yaml
 from command_line import Run
+from docs_generated import verbs
+from simulator_program import simulator_program
 
 from blis_replay.blis.releases.release import format_release
 from blis_replay.replay.release_file import load_release
@@ -20,14 +22,7 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE
 _ENGINE = "max_num_seqs: 128\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 _REQUESTS = "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,30\n"
 # A simulator as a command: every token 16.3 ms after the one before.
-_SIMULATOR = """#!/usr/bin/env python3
-import csv, json, pathlib, sys
-folder = pathlib.Path(sys.argv[-1])
-rows = csv.DictReader((folder / "requests.csv").open())
-lines = [f"{row['request_index']},50000,{50000 + 16300 * (int(row['output_tokens']) - 1)}\\n" for row in rows]
-(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join(lines))
-(folder / "simulator.json").write_text('{"name": "mine", "version": "1", "not_modelled": []}')
-"""
+_SIMULATOR = "#!/usr/bin/env python3" + simulator_program("50_000", 16_300, {"name": "mine", "not_modelled": []})
 _LINES = '{"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 20}\n'
 _CONFIG = (
     '{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, '
@@ -64,14 +59,7 @@ CODES = {"validate 34b-general --coefficients stepml-direct": 1, "validate 34b-g
 
 def examples() -> list[str]:
     """The lines of `Examples` in all help texts, continued lines joined."""
-    context = click.Context(cli)
-    texts = [cli.help or ""]
-    for verb in cli.list_commands(context):
-        command = cli.get_command(context, verb)
-        assert command is not None
-        names = command.list_commands(context) if isinstance(command, click.Group) else ()
-        parts = [command.get_command(context, name) for name in names] if isinstance(command, click.Group) else []
-        texts += [part.help or "" for part in (command, *parts) if part is not None]
+    texts = [cli.help or "", *(verb.command.help or "" for verb in verbs(cli, click.Context(cli)))]
     blocks = [match[1] for text in texts for match in re.finditer(r"Examples?:\n((?:[ ]+\S.*(?:\n|$))+)", text)]
     joined = [re.sub(r"\\\n\s+", "", block) for block in blocks]
     return list(dict.fromkeys(line.strip() for block in joined for line in block.splitlines() if line.strip()))

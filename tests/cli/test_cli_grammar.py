@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from command_line import Answer, Run
+from docs_generated import verbs
 
 from blis_replay.validate.cli.main import VERBS, cli
 from blis_replay.validate.cli.options import COMMON
@@ -27,22 +27,13 @@ SHORT = {"--experiment": "-e", "--out": "-o", "--verbose": "-v", "--quiet": "-q"
 STREAMS = {"record"}
 
 
-def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its name, those of groups too."""
-    context = click.Context(cli)
-    for verb in cli.list_commands(context):
-        command = cli.get_command(context, verb)
-        assert command is not None
-        if isinstance(command, click.Group):
-            for name in command.list_commands(context):
-                part = command.get_command(context, name)
-                assert part is not None
-                yield f"{verb} {name}", part
-        else:
-            yield verb, command
-
-
-COMMANDS = dict(commands())
+CONTEXT = click.Context(cli, info_name="blis-replay")
+# Every command with its name, those of groups too.
+COMMANDS = {
+    verb.command_path.removeprefix("blis-replay "): verb.command
+    for verb in verbs(cli, CONTEXT)
+    if not isinstance(verb.command, click.Group)
+}
 
 
 def options(command: click.Command) -> dict[str, click.Option]:

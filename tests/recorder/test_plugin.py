@@ -200,13 +200,14 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     scheduler.serve()
 
 
+def no_space(_writer: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_disk_that_is_full_from_the_beginning_has_no_recording(
     recorded: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writer.Writer, "_flush", full)
+    monkeypatch.setattr(writer.Writer, "_flush", no_space)
     register()
     with caplog.at_level(logging.WARNING, "vllm.blis_replay"):
         scheduler = Scheduler()
@@ -221,11 +222,7 @@ def test_a_full_disk_is_one_warning(
 ) -> None:
     register()
     scheduler = Scheduler()
-
-    def full(self: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writer.Writer, "_flush", full)
+    monkeypatch.setattr(writer.Writer, "_flush", no_space)
     scheduler.add_request(Request("one", 4, 2))
     with caplog.at_level(logging.WARNING, "vllm.blis_replay"):
         deadline = time.monotonic() + 30

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from recordings import make_recording
+from simulator_program import simulator_program
 
 from blis_replay.blis.latency.datasheets import bundled_architectures
 from blis_replay.replay.command import CommandError, CommandSimulator, command_simulator
@@ -20,27 +21,17 @@ from blis_replay.replay.release_file import load_release
 
 RELEASE = load_release("h100-vllm-0.15.1")
 # Of three requests the first token comes after 10 us a prompt token, another one each millisecond.
-ANSWER = """
-import csv, json, pathlib, sys
-folder = pathlib.Path(sys.argv[-1])
-rows = list(csv.DictReader((folder / "requests.csv").open()))
+HEADER: dict[str, object] = {"name": "made-up", "version": "7"}
+FROM_ENGINE = """
+lines.reverse()
 engine = json.loads((folder / "engine.json").read_text())
-lines = []
-for row in reversed(rows):
-    ttft_us = 10 * int(row["prefill_tokens"])
-    lines.append((row["request_index"], ttft_us, ttft_us + 1000 * (int(row["output_tokens"]) - 1)))
-columns = "request_index,ttft_us,e2e_us"
-header = {"name": "made-up", "version": "7", "not_modelled": ["queues", engine["arguments"]["max_num_seqs"]]}
-"""
-WRITE = """
-(folder / "results.csv").write_text(columns + "\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
-(folder / "simulator.json").write_text(json.dumps(header))
+header["not_modelled"].append(engine["arguments"]["max_num_seqs"])
 """
 
 
 def simulator(folder: Path, change: str = "", timeout_s: float = 60.0) -> CommandSimulator:
     program = folder / "simulator.py"
-    program.write_text(ANSWER + change + WRITE)
+    program.write_text(simulator_program("10 * int(row['prefill_tokens'])", 1_000, HEADER, FROM_ENGINE + change))
     return command_simulator(f"cmd:{sys.executable} {program}", RELEASE, timeout_s)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from recordings import make_recording
+from simulator_program import simulator_program
 
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.command import CommandError, command_simulator
@@ -20,19 +21,12 @@ from blis_replay.validate.comparison.held_out import use_of_run
 
 RELEASE = load_release("h100-vllm-0.15.1")
 # 10 us per prompt token, 1 ms per further token; keeps its folder, as a submitter would.
-PROGRAM = """
-import csv, json, pathlib, shutil, sys
-kept, folder = map(pathlib.Path, sys.argv[1:])
-rows = list(csv.DictReader((folder / "requests.csv").open()))
-lines = ["request_index,ttft_us,e2e_us"]
-for row in rows:
-    ttft_us = 10 * int(row["prompt_tokens"])
-    lines.append(f"{row['request_index']},{ttft_us},{ttft_us + 1000 * (int(row['output_tokens']) - 1)}")
-(folder / "results.csv").write_text("\\n".join(lines))
-header = {"name": "mine", "version": "1", "not_modelled": [], "fitted_on": ["some-test"]}
-(folder / "simulator.json").write_text(json.dumps(header))
-shutil.copytree(folder, kept / folder.name)
+HEADER: dict[str, object] = {"name": "mine", "not_modelled": [], "fitted_on": ["some-test"]}
+KEEP = """
+import shutil
+shutil.copytree(folder, pathlib.Path(sys.argv[1]) / folder.name)
 """
+PROGRAM = simulator_program("10 * int(row['prompt_tokens'])", 1_000, HEADER) + KEEP
 
 
 def recording(first_prompt: int) -> Recording:

@@ -24,7 +24,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
-from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, _roofline_of, measure, scatter_of
+from blis_replay.validate.fit.every_step import STEP_COSTS, Measured, _delays, _roofline_of, measure, scatter_of
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.scores import missed
 
@@ -138,6 +138,13 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Recording]:
     return [recorded(folder / f"run-{seed}", step_log(150, seed)) for seed in (1, 2)]
 
 
+def measured(recordings: list[Recording]) -> tuple[Measured, dict[str, float]]:
+    """What is measured over whole runs, and the costs by name."""
+    found = measure(recordings, (0.0, 1.0))
+    assert found is not None
+    return found, {fit.name: fit.value_us for fit in found.coefficients}
+
+
 def calibrated(recording: Recording, **options: Any) -> ModelFit:
     """Its fit to all of a run."""
     return calibrate([recording], "mine", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0), **options))[1][0]
@@ -146,9 +153,7 @@ def calibrated(recording: Recording, **options: Any) -> ModelFit:
 @pytest.mark.slow
 def test_planted_costs_come_out(recordings: list[Recording]) -> None:
     """Each within 1 %: stamps are whole us, and steps take 5 ms or more."""
-    found = measure(recordings, (0.0, 1.0))
-    assert found is not None
-    costs = {fit.name: fit.value_us for fit in found.coefficients}
+    found, costs = measured(recordings)
     assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
     assert found.error < 0.001
     assert found.total == pytest.approx(0.0, abs=1e-4)
@@ -165,9 +170,7 @@ def test_planted_costs_of_a_model_with_windows_come_out(tmp_path: Path, kind: st
     sizes = {"window": "sliding_window", "chunk": "attention_chunk_size"}
     specs = [{"kind": SPECS[g.kind], "block_size": 16} | ({sizes[g.kind]: 128} if g.size else {}) for g in groups]
     header = {"kv_cache_groups": [spec["kind"] for spec in specs], "kv_cache_specs": specs}
-    found = measure([recorded(tmp_path / "run", step_log(150, 1, groups=groups), header)], (0.0, 1.0))
-    assert found is not None
-    costs = {fit.name: fit.value_us for fit in found.coefficients}
+    found, costs = measured([recorded(tmp_path / "run", step_log(150, 1, groups=groups), header)])
     assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
     assert found.error < 0.001
 
@@ -175,9 +178,7 @@ def test_planted_costs_of_a_model_with_windows_come_out(tmp_path: Path, kind: st
 @pytest.mark.slow
 def test_planted_delays_come_out(recordings: list[Recording]) -> None:
     """A request waits for half a step on average, whatever that step is: the mean of 300 is right within 10 %."""
-    found = measure(recordings, (0.0, 1.0))
-    assert found is not None
-    costs = {fit.name: fit.value_us for fit in found.coefficients}
+    _found, costs = measured(recordings)
     mean_prompt = 360
     around = costs["pre_queue"] + costs["pre_queue_per_prompt_token"] * mean_prompt
     assert around == pytest.approx(WAY_US + WAY_PER_TOKEN_US * mean_prompt, rel=0.1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 from recordings import make_recording
+from simulator_program import simulator_program
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.ingest import ingest_recording
@@ -26,15 +27,11 @@ from blis_replay_labs.board.simulators import contestants
 
 RELEASE = load_release(DEFAULT_RELEASE)
 # Twice the observed first token, half the observed rest; and 64 MiB of memory that it touches.
-FOREIGN = """
-import csv, json, pathlib, sys
+HOLD = """
 held = b"x" * (64 << 20)
-folder = pathlib.Path(sys.argv[-1])
-rows = list(csv.DictReader((folder / "requests.csv").open()))
-lines = [(row["request_index"], 20_000, 20_000 + 5_000 * int(row["output_tokens"])) for row in rows]
-(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
-(folder / "simulator.json").write_text(json.dumps({"name": "foreign", "version": "1", "not_modelled": ["queues"]}))
+lines = [(place, ttft_us, e2e_us + 5_000) for place, ttft_us, e2e_us in lines]
 """
+FOREIGN = simulator_program("20_000", 5_000, {"name": "foreign"}, HOLD)
 
 
 @pytest.fixture(scope="module")
