@@ -1,15 +1,7 @@
-"""Files that appear whole, and the folder where compiled code is kept.
-
-A file is written beside its place, then renamed, so that whatever fails leaves the old one.
-
-The cache folder is named by a hash of all sources that the code is made of: stale code cannot be loaded.  Without a
-writable folder the functions are compiled afresh in every process.  What is loaded is run, so a folder that another
-user could write is not used.
-"""
+"""Files that appear whole: written beside their place, then renamed, so that whatever fails leaves the old one."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -18,9 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
-
-# Where a command looks for the ground-truth store, in the folder in which it runs.
-STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
 
 
 def write_whole(path: Path | str, text: str) -> int:
@@ -107,43 +96,3 @@ def _umask() -> int:
     now = os.umask(0o077)
     os.umask(now)
     return now
-
-
-# -- The cache of compiled code --------------------------------------------------------------
-
-
-def cache_folder(package: Path, *others: Path) -> Path | None:
-    """Where the compiled functions of a package, and of the files they depend on, are kept.
-
-    None where no folder can be written.  ``NUMBA_CACHE_DIR`` wins, as for all of Numba.
-    """
-    digest = hashlib.sha256()
-    ours = [Path(__file__).with_name(name) for name in ("functions.py", "tables.py")]
-    for source in (*ours, *sorted(package.glob("*.py")), *others):
-        digest.update(source.read_bytes())
-    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    kept = Path(base) / "blis-replay"
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-        if _is_own(kept, others_may_write=True):
-            kept.chmod(stat.S_IMODE(kept.stat().st_mode) & ~_OTHERS_WRITE)
-        folder = kept / digest.hexdigest()[:16]
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not (_is_own(kept) and _is_own(folder)):
-            return None
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: no home folder
-        return None
-
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def _is_own(folder: Path, *, others_may_write: bool = False) -> bool:
-    """Whether a folder, no link to one, is this user's and nobody else can write it."""
-    if not hasattr(os, "getuid"):
-        return True
-    status = folder.lstat()
-    open_to_others = bool(status.st_mode & _OTHERS_WRITE)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and (others_may_write or not open_to_others)

@@ -1,14 +1,22 @@
 """Compiled functions: ``entry``, which Python calls, and ``compiled``, which only compiled functions call.
 
 Numba compiles an entry, with all that it calls in it, for each kind of arguments, and keeps the code in a folder of
-ours (``files.cache_folder``).  A set of tables (``tables.Tables``) is handed over as its words.
+ours (``cache_folder``).  A set of tables (``tables.Tables``) is handed over as its words.
+
+That folder is named by a hash of all sources that the code is made of: stale code cannot be loaded.  Without a writable
+folder the functions are compiled afresh in every process.  What is loaded is run, so a folder that another user could
+write is not used.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import os
 import pickle
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +25,6 @@ from typing import Any, Protocol, TypeVar, cast
 import numba
 import numpy as np
 
-from blis_replay.base.files import cache_folder
 from blis_replay.base.tables import AS_PYTHON, PYTHON_FUNCTIONS, Tables
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -124,3 +131,43 @@ class ByAddress:
         arguments = [numba.types.int64] * len(inspect.signature(self._function).parameters)
         with _kept_in(folder):
             return numba.cfunc(numba.types.int64(*arguments), cache=folder is not None, **_OPTIONS)(self._function)
+
+
+# -- The cache of compiled code --------------------------------------------------------------
+
+
+def cache_folder(package: Path, *others: Path) -> Path | None:
+    """Where the compiled functions of a package, and of the files they depend on, are kept.
+
+    None where no folder can be written.  ``NUMBA_CACHE_DIR`` wins, as for all of Numba.
+    """
+    digest = hashlib.sha256()
+    ours = [Path(__file__).with_name(name) for name in ("functions.py", "tables.py")]
+    for source in (*ours, *sorted(package.glob("*.py")), *others):
+        digest.update(source.read_bytes())
+    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kept = Path(base) / "blis-replay"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        if _is_own(kept, others_may_write=True):
+            kept.chmod(stat.S_IMODE(kept.stat().st_mode) & ~_OTHERS_WRITE)
+        folder = kept / digest.hexdigest()[:16]
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not (_is_own(kept) and _is_own(folder)):
+            return None
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return None
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def _is_own(folder: Path, *, others_may_write: bool = False) -> bool:
+    """Whether a folder, no link to one, is this user's and nobody else can write it."""
+    if not hasattr(os, "getuid"):
+        return True
+    status = folder.lstat()
+    open_to_others = bool(status.st_mode & _OTHERS_WRITE)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and (others_may_write or not open_to_others)

@@ -13,7 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.errors import TraceError
+from blis_replay.base.errors import ReplayError, TraceError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
@@ -261,3 +261,30 @@ class _Clients(_Sends):
                 continue
             self.to_begin -= turn == _NEW_SESSION
             insort(self.due, (end_us, turn), key=itemgetter(0))
+
+
+def sessions_of(trace: RequestTrace, alias: str) -> tuple[Int64s, str]:
+    """int64[n]: requests with one number are turns of one session, as far as block identities show; and in words.
+
+    The next turn of a request is the first one behind it whose prompt holds all of its blocks and has room for its
+    answer; of several that it could follow, it follows the longest.  Raises ``ReplayError`` without identities of
+    prompts, or if no prompt goes on from another.
+    """
+    keys, sessions, tokens = trace.block_keys, np.arange(len(trace)), trace.prompt_tokens + trace.output_tokens
+    if keys is None:
+        raise ReplayError(f"{alias}: the identities of its prompts are not known; leave out sessions=prompts")
+    ended_in = np.full(int(keys.keys.max(initial=-1)) + 1, -1)  # by key: the request whose last block that is
+    for i in range(len(trace)):
+        row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]
+        blocks = row[: trace.prompt_tokens[i] // keys.block_size]
+        before = ended_in[blocks]
+        goes_on = np.flatnonzero((before >= 0) & (tokens[before] < trace.prompt_tokens[i]))
+        if len(goes_on):
+            sessions[i] = sessions[before[goes_on[-1]]]
+            ended_in[blocks[goes_on[-1]]] = -1
+        if len(row):
+            ended_in[row[-1]] = i
+    if (count := len(np.unique(sessions))) == len(trace):
+        raise ReplayError(f"{alias}: no prompt goes on where another request ended; leave out sessions=prompts")
+    turns = f"{len(trace):,} requests in {count:,} sessions"
+    return sessions, f"{turns}: a prompt that goes on where an earlier request ended is taken for its next turn"

@@ -202,19 +202,6 @@ class SimResult:
         parts = [self.step_end_us[first : first + rows] for r, first, rows in self.segments if r == request]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    @property
-    def first_gap_us(self) -> Int64s:
-        """int64[n]: engine's first token to its second, -1 without a second one."""
-        ordered = self.segments[np.argsort(self.segments[:, 0], kind="stable")].astype(np.int64)
-        of, first, rows = ordered.T
-        request = np.repeat(of, rows)
-        step = np.repeat(first - (np.cumsum(rows) - rows), rows) + np.arange(len(request))
-        second = np.flatnonzero(request[1:] == request[:-1]) + 1
-        second = second[np.unique(request[second], return_index=True)[1]]
-        gap_us = np.full(len(self.status), -1, np.int64)
-        gap_us[request[second]] = self.step_end_us[step[second]] - self.step_end_us[step[second - 1]]
-        return gap_us
-
     def token_gaps(self, post_token_us: int | None = None) -> TokenGaps:
         """The gaps between consecutive output tokens of all requests; count completed ones only.
 

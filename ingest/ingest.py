@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING
 from blis_replay.base.addons import addons
 from blis_replay.base.errors import RecordingError, counted
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.recording import PUBLISHED, Recording
-from blis_replay.ingest.store.file import Store, limit_writing, open_store
-from blis_replay.ingest.store.recordings import (
-    read_engine,
-    stored_counts,
-    stored_files,
-)
-from blis_replay.ingest.store.writing import WriteOutcome, write_recording
+from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
+from blis_replay.ingest.store.file import Store, first_row, open_store
+from blis_replay.ingest.store.recordings import read_engine
+from blis_replay.ingest.store.writing import WriteOutcome, limit_writing, write_recording
 from blis_replay.ingest.stream import TokenLayout
 from blis_replay.ingest.tables import Table, columns_named, table_of
 
@@ -250,3 +246,50 @@ def _outcome(recording: Recording, outcome: WriteOutcome, seconds: float) -> Ing
         bytes=sum(file.bytes for file in recording.files),
         seconds=seconds,
     )
+
+
+def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
+    """Names and kinds of the files of an experiment; none if it is not stored."""
+    rows = store.connection.execute("SELECT name, kind FROM source_files WHERE slug = ? ORDER BY position", [slug])
+    return [(str(name), str(kind)) for name, kind in rows.fetchall()]
+
+
+@dataclass(frozen=True)
+class StoredCounts:
+    """What an experiment that was ingested before has.
+
+    ``unusable``: names of checks.  ``rejected``: records, ``bytes``: of all its files; ``read_by``: hash of the program
+    that read its files, None if it has none.
+    """
+
+    alias: str
+    requests: int
+    steps: int
+    iterations: int
+    findings: int
+    unusable: str
+    rejected: int
+    bytes: int
+    ground_truth: GroundTruth
+    content_hash: str
+    read_by: str | None
+
+
+_STORED_COUNTS = """
+SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
+       (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
+       (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
+       (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
+       (SELECT coalesce(string_agg(DISTINCT check_name, ', ' ORDER BY check_name), '') FROM findings f
+        WHERE f.slug = e.slug AND severity = 'unusable'),
+       (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       ground_truth, content_hash, read_by
+FROM experiments e WHERE slug = ?
+"""
+
+
+def stored_counts(store: Store, slug: str) -> StoredCounts | None:
+    """What is stored of a slug; ``None`` if nothing is."""
+    row = first_row(store.connection, _STORED_COUNTS, [slug])
+    return None if row is None else StoredCounts(*row)

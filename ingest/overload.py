@@ -15,9 +15,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest import served
+from blis_replay.ingest import served, stream
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.served import published, recorded_requests
 
 FAILED_SHARE = 0.10  # of requests; more of them failed while they waited: the server could not serve them
 QUEUE_US = 1_000_000  # shorter waits or median TTFT do not show a queue: unqueued requests wait for a step or two
@@ -69,7 +70,7 @@ def failed_share(recording: Recording) -> float | None:
         refused = sum(stretch.requests for stretch in served.away(recording))
         there = requests.height - refused
         return (served.failed_requests(requests).height - refused) / there if there else None
-    failures, count = served.published(recording.aggregates, -1, "requests", "failed"), served.request_count(recording)
+    failures, count = served.published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
@@ -150,7 +151,7 @@ def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
 
 def recorded_growths(recording: Recording) -> tuple[Growth, ...]:
     """``growths`` of what was recorded, of requests that were answered; first tokens that came late show no queue."""
-    if served.late_first_tokens(recording) is not None:
+    if stream.late_first_tokens(recording) is not None:
         return ()
     return growths(served.completed_requests(recording, *_TIMES))
 
@@ -309,3 +310,12 @@ def _sent_and_done(requests: Rows | pl.DataFrame) -> tuple[Int64s, Int64s]:
     timed = requests.select("arrival_us", "e2e_us").drop_nulls()
     sent_us = timed["arrival_us"].to_numpy().astype(np.int64)
     return sent_us, sent_us + timed["e2e_us"].to_numpy().astype(np.int64)
+
+
+def request_count(recording: Recording) -> int | None:
+    """Requests sent: recorded ones, else the published count, else those reconstructed."""
+    requests = recorded_requests(recording)
+    if requests.is_empty():
+        count = published(recording.aggregates, -1, "requests", "sent")
+        return int(count) if count is not None else (recording.requests.height or None)
+    return requests.height

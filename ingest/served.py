@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Bools, Floats
-from blis_replay.ingest.recording import RECORDED, RETOKENISED, Recording
+from blis_replay.base.arrays import Bools
+from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 
 
@@ -93,118 +93,12 @@ def stretches(true: Bools) -> list[tuple[int, int]]:
     return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
 
 
-def request_count(recording: Recording) -> int | None:
-    """Requests sent: recorded ones, else the published count, else those reconstructed."""
-    requests = recorded_requests(recording)
-    if requests.is_empty():
-        count = published(recording.aggregates, -1, "requests", "sent")
-        return int(count) if count is not None else (recording.requests.height or None)
-    return requests.height
-
-
 def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
     """Requests in the order of their sends, which they mostly have: sorting would copy them."""
     return requests if requests["arrival_us"].is_sorted() else requests.sort("arrival_us")
 
 
-# -- First tokens that are not first ---------------------------------------------------------------------------------
-
-_FEWEST_LATE = 20  # requests of several tokens
-_SEVERAL = 4  # output tokens
 NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came like that was held back
-_FOLLOWS = 0.3  # correlation of changes from one request to the next; a queue follows no request's own length
-_CERTAIN = 5.0  # standard errors of that correlation
-_SHARE_OF_PACE = 0.1  # of E2E per token that TTFT grows by
-# Of the gap of a request.  On 19 recordings of vLLM 0.29 and 0.32 first and last tokens are equally long on their way:
-# the lowest quarter differs by less than 0, behind a proxy that collects 1,200 bytes by 4.5 gaps.
-_HELD_BACK_GAPS = 2.0
-_HELD_BACK_SHARE = 0.75  # of requests
-_OWN_SPREAD = 0.01  # of the variance of output lengths, beyond what prompt lengths explain
-
-
-@dataclass(frozen=True)
-class LateFirstTokens:
-    """A stream whose first event is not its first token: reasoning without events, or a proxy that holds tokens back.
-
-    ``us_per_token``: what TTFT grows by per output token, with ``correlation``; ``gap_us``: the median of
-    ``(E2E - TTFT) / (output tokens - 1)``.  ``held_back_us``: how much longer than last tokens first tokens are on
-    their way from the engine to the client, where three quarters of them are by two gaps and more; else None.
-    """
-
-    us_per_token: float
-    correlation: float
-    gap_us: float
-    held_back_us: float | None = None
-
-    @property
-    def comes_at_once(self) -> bool:
-        """Whether all of a stream comes at its end."""
-        return self.gap_us < NO_STEP_US
-
-
-def late_first_tokens(recording: Recording) -> LateFirstTokens | None:
-    """TTFT that grows with a request's own output, which no server knows at its first token; None if it does not."""
-    names = ("arrival_us", "prompt_tokens", "output_tokens", "output_tokens_source", "ttft_us", "e2e_us")
-    several = (pl.col("output_tokens") >= _SEVERAL) & pl.col("output_tokens_source").ne_missing(RETOKENISED)
-    timed = by_arrival(completed_requests(recording, *names).filter(several).drop_nulls(["ttft_us", "e2e_us"]))
-    if timed.height < _FEWEST_LATE:
-        return None
-    gap = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
-    gap_us = float(timed.select(gap.median()).item())
-    # Changes from one request to the next leave out what all of a time have in common: a queue, a drift.
-    changes = timed.select(pl.col("prompt_tokens", "output_tokens", "ttft_us", "e2e_us").cast(pl.Float64).diff())
-    prompt, *others = (changes[name].slice(1).fill_null(0.0).to_numpy() for name in changes.columns)
-    tokens, ttft_us, e2e_us = (_beyond(prompt, of) for of in others)
-    told = float(tokens @ tokens) > _OWN_SPREAD * float(others[0] @ others[0])
-    slope, correlation, errors = _slope(tokens, ttft_us) if told else (0.0, 0.0, 0.0)
-    pace = _slope(tokens, e2e_us)[0] if told else 0.0
-    grows = correlation > _FOLLOWS and errors > _CERTAIN and slope > max(_SHARE_OF_PACE * pace, NO_STEP_US)
-    late = LateFirstTokens(slope, correlation, gap_us)
-    if grows or late.comes_at_once:
-        return late
-    held_back_us = _held_back_us(recording)
-    return None if held_back_us is None else replace(late, held_back_us=held_back_us)
-
-
-def _held_back_us(recording: Recording) -> float | None:
-    """us by which a client has first tokens later than last ones after the engine had them: the median.
-
-    None where less than three quarters of the requests with a journey have two gaps or more.
-    """
-    sent = completed_requests(recording, "request_index", "ttft_us", "e2e_us", "output_tokens")
-    stamps = ("request_index", "first_token_us", "finished_us")
-    decoded_us = pl.col("finished_us") - pl.col("first_token_us")
-    lags = [
-        sent.join(batch, on="request_index")
-        .filter(pl.col("output_tokens") >= _SEVERAL)
-        .select(
-            # Clocks of client and server need not agree: their difference is in both ways.
-            later_us=decoded_us - (pl.col("e2e_us") - pl.col("ttft_us")),
-            gap_us=decoded_us / (pl.col("output_tokens") - 1),
-        )
-        .drop_nulls()
-        for batch in recording.lifecycles.batches(stamps)
-    ]
-    both = pl.concat(lags)
-    if both.height < _FEWEST_LATE:
-        return None
-    in_gaps = both.select((pl.col("later_us") / pl.col("gap_us")).quantile(1 - _HELD_BACK_SHARE)).item()
-    return float(both["later_us"].median()) if in_gaps > _HELD_BACK_GAPS else None  # type: ignore[arg-type]
-
-
-def _slope(of: Floats, values: Floats) -> tuple[float, float, float]:
-    """What ``values`` change by per unit of ``of``; the correlation, and how many standard errors it is from 0."""
-    spread, other, both = float(of @ of), float(values @ values), float(of @ values)
-    if not spread or not other:
-        return 0.0, 0.0, 0.0
-    correlation = both / math.sqrt(spread * other)
-    return both / spread, correlation, correlation * math.sqrt(len(of) / max(1 - correlation**2, 1e-9))
-
-
-def _beyond(prompt: Floats, values: Floats) -> Floats:
-    """What of ``values`` the prompt lengths do not explain: a long prompt takes longer, and may have a long answer."""
-    spread = float(prompt @ prompt)
-    return values - prompt * (float(prompt @ values) / spread) if spread else values
 
 
 # -- Published aggregates ------------------------------------------------------------------------------------------

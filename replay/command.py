@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.errors import ReplayError, printable
+from blis_replay.base.errors import ReleaseError, ReplayError, printable
 from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.datasheets import architecture_named, config_of
@@ -30,7 +30,7 @@ from blis_replay.blis.trace import KvCacheGroup, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import ended, last_line, left_by, run_captured
-from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of
+from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 PREFIX = "cmd:"
 DEFAULT_TIMEOUT_S = 600.0
@@ -293,3 +293,12 @@ def _wrong(index: Any, ttft_us: Any, e2e_us: Any, output_tokens: Int64s) -> str:
     if not _LEAST_GAP_US <= gap_us <= _MOST_GAP_US:
         return f"a token takes {gap_us:g} us: times are in us"
     return ""
+
+
+def has_entry(release: CoefficientRelease, recording: Recording) -> bool:
+    """Whether a release has coefficients for a recording."""
+    try:
+        entry_of(release, recording)
+    except ReleaseError:
+        return False
+    return True

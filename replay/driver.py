@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -172,24 +171,6 @@ def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated,
         most = int(kinds) if kinds.isdigit() else len(known) if known else MOST_KINDS_OF_CACHE
         alike = alike and result.blocks_in_use * most < blocks  # one of them is the null block
     return left_out(recording, plan.engine, embedded, alike=alike)
-
-
-def provenance_of(run: ReplayRun) -> dict[str, object]:
-    """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
-    prefill = {} if run.plan.apart is None else {"prefill_hash": run.plan.apart.prefill.content_hash}
-    return {
-        "blis_replay": version("blis-replay"),
-        "simulator": run.simulator,
-        "recording_hash": run.recording.content_hash,
-        **prefill,
-        "coefficients": run.release.name,
-        "coefficients_hash": run.release.sha256,
-        "replay": run.mode.name,
-        "basis": run.basis,
-        "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
-        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.plan.arguments.items())},
-        "delays": dict((run.entry.sources if run.entry else None) or {}),
-    }
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:

@@ -14,12 +14,14 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError, counted
 from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.checks.stationarity import STALL_US, steps_behind, usual_us
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.steps.followed import NONE, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
+from blis_replay.replay.mode import ReplayMode
 
 Answer = TypeVar("Answer")
 
@@ -417,3 +419,27 @@ def _basis(values_us: Floats, source: str) -> str:
     known = int((~np.isnan(values_us)).sum())
     rest = "" if known == len(values_us) else ", the median of those for the others"
     return f"recorded: {source} of {known:,} of {len(values_us):,} requests{rest}"
+
+
+ObservedParts = tuple[RequestTrace, ObservedCycles | None, tuple[Int64s, Int64s] | None, dict[str, str]]
+
+
+def observed_parts(recording: Recording, mode: ReplayMode, trace: RequestTrace) -> ObservedParts:
+    """The trace, step cycles and delivery with what the mode takes from the recording instead of a model."""
+    basis: dict[str, str] = {}
+    delivery_us = None
+    forced = {name for name in ("step_time", "pre_queue", "schedule") if getattr(mode, name) == "recorded"}
+    cycles, cycles_basis = observed_cycles(recording) if forced else (None, "")
+    stamps = server_stamps(recording)
+    if "step_time" in forced:
+        basis["step time"] = cycles_basis
+    if cycles is not None and "pre_queue" in forced:
+        delay_us, basis["delay before the queue"] = observed_pre_queue(recording, stamps, cycles)
+        trace = replace(trace, pre_queue_us=delay_us)
+    if cycles is not None and "schedule" in forced:
+        held_us, basis["schedule"] = observed_hold(recording, stamps, cycles)
+        trace = replace(trace, held_us=held_us)
+    if mode.output_processing == "recorded":
+        first_us, last_us, basis["output processing"] = observed_delivery(recording, stamps)
+        delivery_us = first_us, last_us
+    return trace, cycles if "step_time" in forced else None, delivery_us, basis

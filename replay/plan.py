@@ -20,7 +20,7 @@ from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, Setting
 from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
+from blis_replay.replay.prefix import prefix_identity, prompt_tokens
 
 if TYPE_CHECKING:
     from blis_replay.blis.closed_loop import Answered
@@ -140,9 +140,13 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         trace = replace(trace, abort_us=np.full(len(trace), NEVER_US))
         basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
     if mode.sessions == "prompts":
+        from blis_replay.blis.closed_loop import sessions_of  # only this needs it
+
         sessions, basis["sessions"] = sessions_of(trace, recording.alias)
     if mode.teacher_forced:
-        trace, cycles, delivery_us, forced_basis = _forced(engine.recording, mode, trace)
+        from blis_replay.replay.observed import observed_parts  # it reads steps and journeys, and only this needs it
+
+        trace, cycles, delivery_us, forced_basis = observed_parts(engine.recording, mode, trace)
         basis |= forced_basis
     if engine.fitted_scheduling:
         basis["scheduling"] = engine.fitted_scheduling
@@ -221,38 +225,6 @@ def _answered(recording: Recording) -> tuple[Answered | None, dict[str, str]]:
     held = ", ".join(f"{limit.in_flight:,}" for limit in limits)
     basis = f"recorded; {waited:,} wait for the answers that they waited for, as the client held {held} in flight"
     return Answered(after, later_us), {"arrivals": basis}
-
-
-_Forced = tuple[RequestTrace, ObservedCycles | None, tuple[Int64s, Int64s] | None, dict[str, str]]
-
-
-def _forced(recording: Recording, mode: ReplayMode, trace: RequestTrace) -> _Forced:
-    """The trace, step cycles and delivery with what the mode takes from the recording instead of a model."""
-    from blis_replay.replay.observed import (  # it reads steps and journeys, and only this needs it
-        observed_cycles,
-        observed_delivery,
-        observed_hold,
-        observed_pre_queue,
-        server_stamps,
-    )
-
-    basis: dict[str, str] = {}
-    delivery_us = None
-    forced = {name for name in ("step_time", "pre_queue", "schedule") if getattr(mode, name) == "recorded"}
-    cycles, cycles_basis = observed_cycles(recording) if forced else (None, "")
-    stamps = server_stamps(recording)
-    if "step_time" in forced:
-        basis["step time"] = cycles_basis
-    if cycles is not None and "pre_queue" in forced:
-        delay_us, basis["delay before the queue"] = observed_pre_queue(recording, stamps, cycles)
-        trace = replace(trace, pre_queue_us=delay_us)
-    if cycles is not None and "schedule" in forced:
-        held_us, basis["schedule"] = observed_hold(recording, stamps, cycles)
-        trace = replace(trace, held_us=held_us)
-    if mode.output_processing == "recorded":
-        first_us, last_us, basis["output processing"] = observed_delivery(recording, stamps)
-        delivery_us = first_us, last_us
-    return trace, cycles if "step_time" in forced else None, delivery_us, basis
 
 
 def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:

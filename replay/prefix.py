@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.base.errors import ReplayError, UnreplayableError
-from blis_replay.blis.trace import BlockKeys, RequestTrace
+from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
 
 
@@ -139,33 +139,6 @@ def _found_from_before(keys: BlockKeys, cached: Int64s) -> int:
     first = np.full(int(key.max(initial=-1)) + 1, len(keys.count))
     np.minimum.at(first, key, request)
     return int(((depth < cached[request] // keys.block_size) & (first[key] == request)).sum()) * keys.block_size
-
-
-def sessions_of(trace: RequestTrace, alias: str) -> tuple[Int64s, str]:
-    """int64[n]: requests with one number are turns of one session, as far as block identities show; and in words.
-
-    The next turn of a request is the first one behind it whose prompt holds all of its blocks and has room for its
-    answer; of several that it could follow, it follows the longest.  Raises ``ReplayError`` without identities of
-    prompts, or if no prompt goes on from another.
-    """
-    keys, sessions, tokens = trace.block_keys, np.arange(len(trace)), trace.prompt_tokens + trace.output_tokens
-    if keys is None:
-        raise ReplayError(f"{alias}: the identities of its prompts are not known; leave out sessions=prompts")
-    ended_in = np.full(int(keys.keys.max(initial=-1)) + 1, -1)  # by key: the request whose last block that is
-    for i in range(len(trace)):
-        row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]
-        blocks = row[: trace.prompt_tokens[i] // keys.block_size]
-        before = ended_in[blocks]
-        goes_on = np.flatnonzero((before >= 0) & (tokens[before] < trace.prompt_tokens[i]))
-        if len(goes_on):
-            sessions[i] = sessions[before[goes_on[-1]]]
-            ended_in[blocks[goes_on[-1]]] = -1
-        if len(row):
-            ended_in[row[-1]] = i
-    if (count := len(np.unique(sessions))) == len(trace):
-        raise ReplayError(f"{alias}: no prompt goes on where another request ended; leave out sessions=prompts")
-    turns = f"{len(trace):,} requests in {count:,} sessions"
-    return sessions, f"{turns}: a prompt that goes on where an earlier request ended is taken for its next turn"
 
 
 def group_of_prompts(workload: SharedPrefix) -> Int64s:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from blis_replay.base.errors import ReleaseError, UnknownNameError, exists_already
+from blis_replay.base.errors import ReleaseError, UnknownNameError
 from blis_replay.blis.releases.release import (
     CoefficientRelease,
     bundled_releases,
@@ -31,22 +30,6 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     if not path.exists():
         raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
     return parse_release(page_of_text(path, "coefficients"), str(path))
-
-
-def replaced_release(path: Path, name: str, models: Collection[str]) -> CoefficientRelease | None:
-    """The release that would be lost if another were written there; None where nothing is, or a pipe or a device.
-
-    Raises ``FileExistsAlreadyError`` for anything else than an earlier one of its name whose models it has as well.
-    """
-    if not path.is_file():
-        return None
-    try:
-        earlier = parse_release(page_of_text(path, "coefficients"), str(path))
-    except ReleaseError:
-        raise exists_already(path) from None
-    if earlier.name != name or not {entry.model for entry in earlier.models} <= set(models):
-        raise exists_already(path)
-    return earlier
 
 
 # Those that ship are asked for once an experiment; to read one takes as long as a replay.

@@ -86,15 +86,6 @@ def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: boo
         return release.entry_for(model, None, recording.alias)
 
 
-def has_entry(release: CoefficientRelease, recording: Recording) -> bool:
-    """Whether a release has coefficients for a recording."""
-    try:
-        entry_of(release, recording)
-    except ReleaseError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class EmbeddedEngine:
     """The engine of this package with a coefficient release.

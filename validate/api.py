@@ -27,7 +27,7 @@ from pathlib import Path
 
 import polars as pl
 
-from blis_replay.base.files import STORE_DEFAULT, write_whole
+from blis_replay.base.files import write_whole
 from blis_replay.blis.result import step_column
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source, outcomes_table
@@ -40,12 +40,12 @@ from blis_replay.replay.mode import EngineValue, parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.comparison.differences import differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, side_of
-from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.pages import below_verdict, comparison_answer
 from blis_replay.validate.comparison.segments import segment_frame, segments_of
 from blis_replay.validate.comparison.validated import compare_experiment
-from blis_replay.validate.comparison.verdict_text import below_verdict
 from blis_replay.validate.experiment import (
     all_experiments,
     find_experiment,

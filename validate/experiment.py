@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blis_replay.base.errors import UnknownExperimentError
-from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.recording import Recording
@@ -17,6 +16,7 @@ from blis_replay.ingest.store import Store, list_experiments, open_for_reading, 
 from blis_replay.ingest.store.file import writable
 from blis_replay.ingest.store.recordings import ExperimentRow, experiments_named, resolve
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate import STORE_DEFAULT
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 # Fitted to other recordings that ship.

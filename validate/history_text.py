@@ -9,7 +9,8 @@ from math import isfinite
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.bounds import Bound
-from blis_replay.validate.comparison.verdict_text import toned, toned_error
+from blis_replay.validate.comparison.overview import toned_error
+from blis_replay.validate.comparison.verdict_text import toned
 from blis_replay.validate.history import Entry, History, Moved, Series, Stretch
 from blis_replay.validate.judgement import Verdict, exit_code, worst
 from blis_replay.validate.text.answer import Answer, Block, Line, Part

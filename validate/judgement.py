@@ -5,7 +5,7 @@ It is made once, by ``Comparison.judged``.  Whatever a person or a program reads
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, relative_error
+from blis_replay.validate.metrics.latency import MetricStatistic, relative_error
 from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS, Estimate, requests_needed
 
 # The worst first.
@@ -330,35 +330,3 @@ class Judgement:
         if is_off:
             return Command("explain", alias, part)
         return Command("report", alias, " --out report.html")
-
-
-# -- Means over experiments: what was fitted on and what was held out apart ------------------------------------
-
-
-_KINDS = ("held out", "fitted", "unknown")
-
-
-def kind_of_use(use: Use) -> str:
-    """``fitted``, ``held out`` or ``unknown``."""
-    return "fitted" if use in FITTED else "held out" if use in HELD_OUT else "unknown"
-
-
-def mean_abs_errors(judgements: Sequence[Judgement]) -> dict[str, float | None]:
-    """Per metric, the mean over judged experiments of the absolute error of the mean; overloaded ones do not count."""
-    counted = [j for j in judgements if j.verdict != "NOT JUDGED" and not j.overloaded]
-    errors = {metric: [abs(e) for j in counted if (e := j.errors[metric, "mean"]) is not None] for metric in METRICS}
-    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
-
-
-def means_by_fit(judgements: Sequence[Judgement], *, by_release: bool = False) -> dict[str, dict[str, float | None]]:
-    """The same of the experiments that were ``held out``, ``fitted`` or ``unknown``; absent without any.
-
-    ``by_release``: where there are several releases, each by itself (``held out with h100-vllm-0.15.1``).
-    """
-    named = by_release and len({one.subject.release for one in judgements}) > 1
-    kinds: dict[str, list[Judgement]] = {}
-    for one in sorted(judgements, key=lambda one: _KINDS.index(kind_of_use(one.subject.use))):
-        kind = kind_of_use(one.subject.use)
-        kinds.setdefault(f"{kind} with {one.subject.release}" if named else kind, []).append(one)
-    means = {kind: mean_abs_errors(of_kind) for kind, of_kind in kinds.items()}
-    return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}

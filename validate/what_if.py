@@ -30,10 +30,11 @@ from blis_replay.replay.mode import (
 )
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
+from blis_replay.validate.comparison.pages import judgement_json
 from blis_replay.validate.comparison.saturation import simulated_queue
 from blis_replay.validate.comparison.spread import drawn_runs, missed_by, prediction_interval, unsure_of
 from blis_replay.validate.comparison.validated import compare_experiment
-from blis_replay.validate.comparison.verdict_text import basis_text, judgement_json, verdict_line
+from blis_replay.validate.comparison.verdict_text import basis_text, verdict_line
 from blis_replay.validate.judgement import FITTED
 from blis_replay.validate.metrics.latency import MetricStatistic, latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (

@@ -22,20 +22,12 @@ from blis_replay.blis.kernel.flight import Flight
 from blis_replay.blis.kernel.pool import (
     allocate_admitted,
     allocate_slots,
-    drop_last_found,
     enter_cache,
     find_cached_blocks,
     give_keys,
     leave_windows,
 )
-from blis_replay.blis.kernel.queues import (
-    first_waiting,
-    go_first,
-    note_segment,
-    queue_up,
-    stop_prefill,
-    vacate,
-)
+from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
 from blis_replay.blis.kernel.schedule import begin_batch, lacks_blocks, note_admission
 from blis_replay.blis.kernel.state import NONE, State, compiled, separate
 
@@ -299,3 +291,25 @@ def close_segment(state: State, flight: Flight, request: int) -> None:
     if own.segment_rows > 0:
         note_segment(state, request, own.segment_row, own.segment_rows)
     own.segment_rows = 0
+
+
+@compiled
+def drop_last_found(state: State, row: int, found: int, free: int, extents: int) -> tuple[int, int, int]:
+    """What ``find_cached_blocks`` found and noted in a row of the table, which is something, without its last block."""
+    last = extents - 1
+    if state.extents[state.table[row, 2 * last]].ref_count == 0:
+        free -= 1
+    if state.table[row, 2 * last + 1] == 1:
+        return found - 1, free, last
+    state.table[row, 2 * last + 1] -= 1
+    return found - 1, free, extents
+
+
+@compiled
+def go_first(state: State, request: int) -> None:
+    """Put a preempted request before all that wait under FCFS; it need not be older where some are passed over."""
+    if state.config.priority_policy == 0:
+        facts = state.facts[request]
+        if state.at.waiting_depth > 0:
+            facts.rank = max(state.heap[0] - 1, 0)  # ``blis.offloading`` leaves a million ranks
+        state.by_rank[facts.rank] = request

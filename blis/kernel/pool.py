@@ -199,18 +199,6 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
 
 
 @compiled
-def drop_last_found(state: State, row: int, found: int, free: int, extents: int) -> tuple[int, int, int]:
-    """What ``find_cached_blocks`` found and noted in a row of the table, which is something, without its last block."""
-    last = extents - 1
-    if state.extents[state.table[row, 2 * last]].ref_count == 0:
-        free -= 1
-    if state.table[row, 2 * last + 1] == 1:
-        return found - 1, free, last
-    state.table[row, 2 * last + 1] -= 1
-    return found - 1, free, extents
-
-
-@compiled
 def common_blocks(state: State, request: int, first: int, extent: int, most: int) -> int:
     """How many blocks of an extent are those of the request from its ``first`` on; the first one is."""
     most = min(most, state.extents[extent].blocks)

@@ -46,16 +46,6 @@ def queue_up(state: State, request: int) -> None:
 
 
 @compiled
-def go_first(state: State, request: int) -> None:
-    """Put a preempted request before all that wait under FCFS; it need not be older where some are passed over."""
-    if state.config.priority_policy == 0:
-        facts = state.facts[request]
-        if state.at.waiting_depth > 0:
-            facts.rank = max(state.heap[0] - 1, 0)  # ``blis.offloading`` leaves a million ranks
-        state.by_rank[facts.rank] = request
-
-
-@compiled
 def first_waiting(state: State) -> int:
     """The head of the waiting queue, which must not be empty."""
     return state.by_rank[state.heap[0]]

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int32s, Int64s
-from blis_replay.base.files import cache_folder
-from blis_replay.base.functions import by_address, decorators
+from blis_replay.base.functions import by_address, cache_folder, decorators
 from blis_replay.base.tables import Tables, reader
 
 FOLDER = Path(__file__).parent

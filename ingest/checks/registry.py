@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
+
 from blis_replay.base.errors import UnknownCheckError
 from blis_replay.ingest.checks import (
     clocks,
@@ -23,8 +25,8 @@ from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, REC
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import give_back
-from blis_replay.ingest.store.file import Store
-from blis_replay.ingest.store.recordings import read_stored, read_token_layout, stamp_gaps
+from blis_replay.ingest.store.file import Store, fetch
+from blis_replay.ingest.store.recordings import read_stored, read_token_layout
 from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
 
 
@@ -106,3 +108,29 @@ def check_evidence(
         tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)
         answers.append(CheckEvidence(slug, recording.alias, check, findings, tables))
     return tuple(answers)
+
+
+# Four bins a decade, from 1 us on; what is below is counted in the first.
+_STAMP_GAPS = """
+WITH gaps AS (
+    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY event_index) AS gap_us
+    FROM token_events WHERE slug = $slug
+)
+SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
+FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
+"""
+
+
+def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
+    """``low_us``, ``count``: gaps between a request's stream stamps, tokens or not, in four bins a decade.
+
+    Bins without a gap between two with one are there with 0; no rows without stamps.
+    """
+    bins = fetch(store.connection, _STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
+    if bins.is_empty():
+        return pl.DataFrame(schema={"low_us": pl.Float64, "count": pl.Int64})
+    low, high = int(bins["bin"].min()), int(bins["bin"].max())  # type: ignore[arg-type]
+    every = pl.DataFrame({"bin": range(low, high + 1)}, schema={"bin": pl.Int64})
+    return every.join(bins, on="bin", how="left", maintain_order="left").select(
+        (10 ** (pl.col("bin") / 4)).alias("low_us"), pl.col("count").fill_null(0)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from blis_replay.ingest import served
+from blis_replay.ingest import served, stream
 from blis_replay.ingest.checks import evidence
 from blis_replay.ingest.recording import FIRST_TOKEN, Finding, Recording
 from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
@@ -40,7 +40,7 @@ def check(recording: Recording, context: evidence.Context) -> list[Finding]:
     times = served.completed_requests(recording, "ttft_us", "e2e_us")
     if times["ttft_us"].null_count() == times.height > times["e2e_us"].null_count():
         return [Finding(CHECK, "note", "ttft", "nothing was streamed: no request has a TTFT, and E2E alone is judged")]
-    if (late := served.late_first_tokens(recording)) is not None:
+    if (late := stream.late_first_tokens(recording)) is not None:
         return [_late(late)]
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
@@ -52,7 +52,7 @@ def check(recording: Recording, context: evidence.Context) -> list[Finding]:
     return [itl, *_before_any_step(recording), *_held_up(recording), *others]
 
 
-def _late(late: served.LateFirstTokens) -> Finding:
+def _late(late: stream.LateFirstTokens) -> Finding:
     """First tokens that are not first: what is left is E2E."""
     measured: evidence.Measured = vars(late)
     if late.comes_at_once:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.base.files import cache_folder
-from blis_replay.base.functions import decorators
+from blis_replay.base.functions import cache_folder, decorators
 from blis_replay.base.tables import word_at
 
 _FOLDER = Path(__file__).parent

@@ -1,7 +1,7 @@
 """The ground-truth store: one DuckDB file with recordings and findings (``schema.sql``).
 
-What most callers need; all is in ``file`` (the file and its transactions) and ``recordings`` (reads them).
-``writing`` stores recordings, and is imported by what ingests them.
+What most callers need; all is in ``file`` (opens it) and ``recordings`` (reads them).  ``writing`` stores recordings,
+in transactions, and is imported by what ingests them.
 
 May import: base.errors, ingest.recording, ingest.rows, ingest.stream.
 """

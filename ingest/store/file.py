@@ -1,4 +1,4 @@
-"""The store as a file: opening it, refusing what is not ours, one transaction at a time.
+"""The store as a file: opening it, and refusing what is not ours.
 
 A store may come from anybody: it is opened as a file, with our tables and no view in place of one, and DuckDB
 neither reads other files for it nor loads an extension.
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 9
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
-_WRITING_MEMORY = "200MB"
 # How long a verb waits for another one that has the store open: a validation of all experiments takes a minute.
 LOCK_TIMEOUT_S = 60.0
 # Environment variable with another number of seconds.
@@ -157,52 +156,9 @@ def reading(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             yield store.connection
 
 
-def limit_writing(store: Store) -> None:
-    """Keep less of what is written in memory than of what is read, and write with one thread.
-
-    Rows come as one stream: further threads would have buffers of their own and wait for one another.
-    """
-    store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
-    store.connection.execute("SET threads = 1")
-
-
-@contextmanager
-def transaction(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
-    """One transaction: committed on leaving, rolled back whatever goes wrong inside.
-
-    Raises ``StoreError`` if the store cannot take it (disk full, read-only, conflict).
-    """
-    import duckdb
-
-    connection = store.connection
-    try:
-        connection.execute("BEGIN TRANSACTION")
-    except duckdb.Error as error:
-        raise StoreError(f"{store.path}: cannot write: {one_line(error)}; close whatever else uses it") from error
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    except BaseException as error:
-        _roll_back(connection)
-        if isinstance(error, duckdb.Error):
-            problem = f"nothing was written: {one_line(error)}; remove the cause, then repeat"
-            raise StoreError(f"{store.path}: {problem if _has_room(store.path) else _MAKE_ROOM}") from error
-        raise
-
-
 def one_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
-    import duckdb
-
-    try:
-        connection.execute("ROLLBACK")
-    except duckdb.Error:
-        # DuckDB has ended the transaction itself (a failed COMMIT): there is nothing to roll back.
-        return
 
 
 def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
@@ -281,7 +237,7 @@ def _is_locked(path: Path, read_only: bool) -> bool:
     return False
 
 
-def _has_room(path: Path) -> bool:
+def has_room(path: Path) -> bool:
     """Whether the store could grow: tried with a sparse file of its size in the same folder."""
     try:
         with TemporaryFile(dir=path.parent) as file:
@@ -293,7 +249,7 @@ def _has_room(path: Path) -> bool:
     return True
 
 
-_MAKE_ROOM = "its disk is full, and nothing was written; make room there, or choose another place with --store"
+MAKE_ROOM = "its disk is full, and nothing was written; make room there, or choose another place with --store"
 
 
 def _why_not_opened(path: Path, read_only: bool, error: duckdb.Error) -> str:
@@ -305,8 +261,8 @@ def _why_not_opened(path: Path, read_only: bool, error: duckdb.Error) -> str:
     # A connection of this process with other settings, or a lock of another process.
     if isinstance(error, duckdb.ConnectionException) or _is_locked(path, read_only):
         return "another process has it open; wait for it (--lock-timeout) or choose another store with --store"
-    if not read_only and not _has_room(path):
-        return _MAKE_ROOM
+    if not read_only and not has_room(path):
+        return MAKE_ROOM
     if not path.exists():
         return f"it cannot be made ({text}); choose another place with --store"
     if not os.access(path, os.R_OK if read_only else os.R_OK | os.W_OK):
@@ -423,15 +379,3 @@ def first_row(
     """The first row of a query or None; the result is read to its end, which DuckDB asks for."""
     rows: list[tuple[Any, ...]] = connection.execute(sql, bound).fetchall()
     return rows[0] if rows else None
-
-
-def insert_stream(
-    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object], rows: Any
-) -> None:
-    """Run an INSERT that selects from ``rows_to_store``; ``rows``: Arrow data, as a stream where there are many.
-
-    What an INSERT leaves of a row group stays in memory until the commit: one stream leaves one.
-    """
-    connection.register("rows_to_store", rows)
-    connection.execute(sql, bound)
-    connection.unregister("rows_to_store")

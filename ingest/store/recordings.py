@@ -120,53 +120,6 @@ class ExperimentRow:
     findings: int
 
 
-def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
-    """Names and kinds of the files of an experiment; none if it is not stored."""
-    rows = store.connection.execute("SELECT name, kind FROM source_files WHERE slug = ? ORDER BY position", [slug])
-    return [(str(name), str(kind)) for name, kind in rows.fetchall()]
-
-
-@dataclass(frozen=True)
-class StoredCounts:
-    """What an experiment that was ingested before has.
-
-    ``unusable``: names of checks.  ``rejected``: records, ``bytes``: of all its files; ``read_by``: hash of the program
-    that read its files, None if it has none.
-    """
-
-    alias: str
-    requests: int
-    steps: int
-    iterations: int
-    findings: int
-    unusable: str
-    rejected: int
-    bytes: int
-    ground_truth: GroundTruth
-    content_hash: str
-    read_by: str | None
-
-
-_STORED_COUNTS = """
-SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
-       (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
-       (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
-       (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
-       (SELECT coalesce(string_agg(DISTINCT check_name, ', ' ORDER BY check_name), '') FROM findings f
-        WHERE f.slug = e.slug AND severity = 'unusable'),
-       (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
-       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
-       ground_truth, content_hash, read_by
-FROM experiments e WHERE slug = ?
-"""
-
-
-def stored_counts(store: Store, slug: str) -> StoredCounts | None:
-    """What is stored of a slug; ``None`` if nothing is."""
-    row = first_row(store.connection, _STORED_COUNTS, [slug])
-    return None if row is None else StoredCounts(*row)
-
-
 _LIST_EXPERIMENTS = """
 SELECT e.slug, CASE WHEN count(*) OVER (PARTITION BY e.alias) > 1 THEN e.slug ELSE e.alias END AS alias,
        e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
@@ -345,29 +298,3 @@ def inter_token_gaps(
     if some is not None:
         store.connection.unregister("chosen_requests")
     return gaps["gap_us"].to_numpy(), gaps["count"].to_numpy()
-
-
-# Four bins a decade, from 1 us on; what is below is counted in the first.
-_STAMP_GAPS = """
-WITH gaps AS (
-    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY event_index) AS gap_us
-    FROM token_events WHERE slug = $slug
-)
-SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
-FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
-"""
-
-
-def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
-    """``low_us``, ``count``: gaps between a request's stream stamps, tokens or not, in four bins a decade.
-
-    Bins without a gap between two with one are there with 0; no rows without stamps.
-    """
-    bins = fetch(store.connection, _STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
-    if bins.is_empty():
-        return pl.DataFrame(schema={"low_us": pl.Float64, "count": pl.Int64})
-    low, high = int(bins["bin"].min()), int(bins["bin"].max())  # type: ignore[arg-type]
-    every = pl.DataFrame({"bin": range(low, high + 1)}, schema={"bin": pl.Int64})
-    return every.join(bins, on="bin", how="left", maintain_order="left").select(
-        (10 ** (pl.col("bin") / 4)).alias("low_us"), pl.col("count").fill_null(0)
-    )

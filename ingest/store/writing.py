@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
+from blis_replay.base.errors import StoreError
 from blis_replay.ingest.recording import PUBLISHED, Recording, columns_of
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction
+from blis_replay.ingest.store.file import MAKE_ROOM, Store, first_row, has_room, one_line
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
 from blis_replay.ingest.stream import TokenLayout, runs, token_counts
 
@@ -153,3 +155,61 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         layout,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+_WRITING_MEMORY = "200MB"
+
+
+def limit_writing(store: Store) -> None:
+    """Keep less of what is written in memory than of what is read, and write with one thread.
+
+    Rows come as one stream: further threads would have buffers of their own and wait for one another.
+    """
+    store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
+    store.connection.execute("SET threads = 1")
+
+
+@contextmanager
+def transaction(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
+    """One transaction: committed on leaving, rolled back whatever goes wrong inside.
+
+    Raises ``StoreError`` if the store cannot take it (disk full, read-only, conflict).
+    """
+    import duckdb
+
+    connection = store.connection
+    try:
+        connection.execute("BEGIN TRANSACTION")
+    except duckdb.Error as error:
+        raise StoreError(f"{store.path}: cannot write: {one_line(error)}; close whatever else uses it") from error
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException as error:
+        _roll_back(connection)
+        if isinstance(error, duckdb.Error):
+            problem = f"nothing was written: {one_line(error)}; remove the cause, then repeat"
+            raise StoreError(f"{store.path}: {problem if has_room(store.path) else MAKE_ROOM}") from error
+        raise
+
+
+def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
+    import duckdb
+
+    try:
+        connection.execute("ROLLBACK")
+    except duckdb.Error:
+        # DuckDB has ended the transaction itself (a failed COMMIT): there is nothing to roll back.
+        return
+
+
+def insert_stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object], rows: Any
+) -> None:
+    """Run an INSERT that selects from ``rows_to_store``; ``rows``: Arrow data, as a stream where there are many.
+
+    What an INSERT leaves of a row group stays in memory until the commit: one stream leaves one.
+    """
+    connection.register("rows_to_store", rows)
+    connection.execute(sql, bound)
+    connection.unregister("rows_to_store")

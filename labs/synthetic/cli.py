@@ -10,10 +10,10 @@ import numpy as np
 
 from blis_replay.base.errors import TraceError
 from blis_replay.base.files import write_whole
+from blis_replay.blis.closed_loop import sessions_of
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import EngineOverrides, ReplayMode
-from blis_replay.replay.prefix import sessions_of
 from blis_replay.validate.metrics.objectives import Objectives
 from blis_replay.validate.text.answer import Answer, page_json
 from blis_replay.validate.what_if import mode_with

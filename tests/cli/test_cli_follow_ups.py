@@ -11,12 +11,12 @@ import pytest
 from command_line import Run
 from planted import PLANTED, planted_recording, wrong_release
 
-from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.blis.releases.fit import FitRecord, PartScore
 from blis_replay.blis.releases.release import CoefficientRelease, format_release
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import open_store
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import explanations
 from blis_replay_labs.planted.causes import line

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 from command_line import Run
 
-from blis_replay.base.files import STORE_DEFAULT
+from blis_replay.validate import STORE_DEFAULT
 
 pytestmark = pytest.mark.slow
 

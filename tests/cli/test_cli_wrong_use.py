@@ -14,8 +14,8 @@ import pytest
 from command_line import Run
 from mistakes import FOLDER, Mistake, mistakes, set_up
 
-from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.store import open_store
+from blis_replay.validate import STORE_DEFAULT
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Clock, F
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.apart import ApartEngine
-from blis_replay.replay.driver import ReplayRun, provenance_of, replay
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.schedule.checksum import check_schedule
@@ -34,6 +34,7 @@ from blis_replay.replay.schedule.recorded import recorded_schedule
 from blis_replay.replay.transfers import given_costs
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of_run
+from blis_replay.validate.comparison.pages import provenance_of
 from blis_replay.validate.comparison.validated import judged_replay
 from blis_replay.validate.history import Commit, entries_of
 from blis_replay.validate.text.messages import words

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from blis_replay.base.errors import TraceError, UnknownNameError
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import Behaviours, EngineConfig
-from blis_replay.replay.driver import provenance_of, replay
+from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, captured_sizes, parse_mode
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.comparison.pages import provenance_of
 
 # One other value for each argument than small_recording has.
 OTHERS: dict[str, tuple[str, EngineValue]] = {

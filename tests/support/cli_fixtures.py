@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.validate import experiment
+from blis_replay.validate import STORE_DEFAULT, experiment
 from blis_replay.validate.cli.main import main
 from blis_replay_labs.planted.files import write_demo
 

@@ -38,6 +38,7 @@ PRINTS_NONE = {
     "validate/cli/validate.py",
     "validate/comparison/pages.py",
     "validate/comparison/bounds.py",
+    "validate/comparison/overview.py",
     "validate/gating/judging.py",
     "validate/laws.py",
     "validate/text/messages.py",

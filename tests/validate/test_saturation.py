@@ -25,6 +25,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.overview import mean_abs_errors
 from blis_replay.validate.comparison.pages import comparison_answer, comparison_page
 from blis_replay.validate.comparison.saturation import (
     Measure,
@@ -34,7 +35,7 @@ from blis_replay.validate.comparison.saturation import (
 )
 from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
-from blis_replay.validate.judgement import Command, mean_abs_errors
+from blis_replay.validate.judgement import Command
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth

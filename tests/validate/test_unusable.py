@@ -16,10 +16,11 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.overview import mean_abs_errors, means_by_fit
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.verdict_text import first_screen, use_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.judgement import Verdict, exit_code, mean_abs_errors, means_by_fit
+from blis_replay.validate.judgement import Verdict, exit_code
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
 from blis_replay.validate.text.answer import page_text

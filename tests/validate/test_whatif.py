@@ -10,6 +10,7 @@ import pytest
 from blis_runs import release_of, small_recording
 
 from blis_replay.base.errors import NothingToJudgeError, ReplayError, UnknownNameError
+from blis_replay.blis.closed_loop import sessions_of
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord, StepRange
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
@@ -26,7 +27,6 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import EngineOverrides
-from blis_replay.replay.prefix import sessions_of
 from blis_replay.validate.metrics.objectives import parse_objectives
 from blis_replay.validate.what_if import (
     WhatIfPoint,

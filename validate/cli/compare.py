@@ -140,9 +140,9 @@ def _two(
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.named_sides import sides_of
+    from blis_replay.validate.comparison.pages import below_verdicts
     from blis_replay.validate.comparison.repeats import refuse_copies
     from blis_replay.validate.comparison.validated import judged_replay
-    from blis_replay.validate.comparison.verdict_text import below_verdicts
 
     (a, *others_a), (b, *others_b) = (sides_of(store, name, choice) for name in names)
     judged = []

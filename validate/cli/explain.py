@@ -78,11 +78,11 @@ def explain_verb(
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.comparison.compare import with_repeats
+    from blis_replay.validate.comparison.pages import below_verdict
     from blis_replay.validate.comparison.repeats import repeats_of
     from blis_replay.validate.comparison.segments import segments_of
     from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
-    from blis_replay.validate.comparison.verdict_text import below_verdict
     from blis_replay.validate.experiment import given_options, named_experiments, release_for
     from blis_replay.validate.explain.attribute import attribute
     from blis_replay.validate.explain.text import attribution_answer

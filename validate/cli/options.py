@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from blis_replay.base.addons import addon, addons, in_labs
-from blis_replay.base.files import STORE_DEFAULT
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, form_options, set_out_file
 
 if TYPE_CHECKING:

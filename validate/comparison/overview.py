@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.verdict_text import (
-    WAS_IT,
-    cautions,
-    counts_text,
-    error_cell,
-    reason,
-    tails_text,
-    toned,
-)
-from blis_replay.validate.judgement import VERDICTS, Judgement, means_by_fit
-from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS
+from blis_replay.validate.comparison.verdict_text import reason, toned
+from blis_replay.validate.judgement import FITTED, HELD_OUT, VERDICTS, Judgement, State, Use
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
 from blis_replay.validate.text.cells import percent_plain
 
@@ -37,6 +31,15 @@ _ERRORS = tuple(
     )
     for cell in ERROR_COLUMNS
 )
+# Whether the coefficients were fitted on a run, in a column.
+WAS_IT: Mapping[Use, str] = {
+    "fitted on this run": "in the fit",
+    "fitted on part of this run": "part in it",
+    "fitted on another side of this run": "its other side",
+    "held out": "held out",
+    "fitted on no recording": "held out",
+    "unknown": "unknown",
+}
 _NAMED = (Column("experiment", "text"), Column("run", "text"))
 _JUDGED = (
     *(*_NAMED, *_ERRORS, Column("verdict", "word")),
@@ -127,3 +130,80 @@ def _name(c: Comparison) -> list[Cell]:
 def _error_cells(comparison: Comparison) -> list[Cell]:
     judgement = comparison.judgement
     return [error_cell(judgement, cell, comparison.metrics[cell[0]][cell[1]].error) for cell in ERROR_COLUMNS]
+
+
+def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
+    """How many p99s with an interval are outside their limit, and what they are; None without any."""
+    tails = [tail for one in judgements if not one.overloaded for tail in one.tails if tail.interval is not None]
+    outside, off = sum(tail.excess > 1 for tail in tails), sum(tail.state == "beyond" for tail in tails)
+    what = f"p99s outside their limit (twice that of the mean), {off or 'none'} with the whole of its 95 % interval"
+    return (f"{outside} of {len(tails)}", what) if tails else None
+
+
+# Code of a remark -> what it says of many recordings.
+_CAUTIONS = {
+    "hardware": "not known to be of the hardware of the coefficients",
+    "other_vllm": "of another vLLM than the coefficients",
+    "other_layers": "replayed with other layers than the coefficients were fitted with",
+    "extrapolated": "steps beyond the fit",
+}
+
+
+def cautions(judgements: Iterable[Judgement]) -> list[str]:
+    """Which of many recordings have a remark that a reader of their verdicts should know."""
+    having: dict[str, list[str]] = {}
+    for one in judgements:
+        for code in dict.fromkeys(remark.code for remark in one.remarks if remark.code in _CAUTIONS):
+            having.setdefault(code, []).append(one.subject.alias)
+    return [f"{_CAUTIONS[code]}: {', '.join(aliases)}" for code, aliases in having.items()]
+
+
+def counts_text(verdicts: Sequence[str]) -> str:
+    """``16 of 23 PASS, 2 FAIL``: verdicts in the order of the first line of a reader."""
+    order = ("PASS", "FAIL", "UNDECIDED", "FITS", "NOT JUDGED")
+    found = [(verdict, verdicts.count(verdict)) for verdict in order]
+    first, *others = [(verdict, n) for verdict, n in found if n] or [("NOT JUDGED", 0)]
+    head = f"{first[1]} of {len(verdicts)} {first[0]}"
+    return ", ".join([head, *(f"{n} {verdict}" for verdict, n in others)])
+
+
+# -- Means over experiments: what was fitted on and what was held out apart ------------------------------------
+
+_KINDS = ("held out", "fitted", "unknown")
+
+
+def kind_of_use(use: Use) -> str:
+    """``fitted``, ``held out`` or ``unknown``."""
+    return "fitted" if use in FITTED else "held out" if use in HELD_OUT else "unknown"
+
+
+def mean_abs_errors(judgements: Sequence[Judgement]) -> dict[str, float | None]:
+    """Per metric, the mean over judged experiments of the absolute error of the mean; overloaded ones do not count."""
+    counted = [j for j in judgements if j.verdict != "NOT JUDGED" and not j.overloaded]
+    errors = {metric: [abs(e) for j in counted if (e := j.errors[metric, "mean"]) is not None] for metric in METRICS}
+    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
+
+
+def means_by_fit(judgements: Sequence[Judgement], *, by_release: bool = False) -> dict[str, dict[str, float | None]]:
+    """The same of the experiments that were ``held out``, ``fitted`` or ``unknown``; absent without any.
+
+    ``by_release``: where there are several releases, each by itself (``held out with h100-vllm-0.15.1``).
+    """
+    named = by_release and len({one.subject.release for one in judgements}) > 1
+    kinds: dict[str, list[Judgement]] = {}
+    for one in sorted(judgements, key=lambda one: _KINDS.index(kind_of_use(one.subject.use))):
+        kind = kind_of_use(one.subject.use)
+        kinds.setdefault(f"{kind} with {one.subject.release}" if named else kind, []).append(one)
+    means = {kind: mean_abs_errors(of_kind) for kind, of_kind in kinds.items()}
+    return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}
+
+
+def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None) -> Cell:
+    """An error in a table of many; one that is judged in the colour of its state, one that is within in none."""
+    states = {(q.key, q.statistic): q.state for q in judgement.judged}
+    return error if judgement.overloaded else toned_error(error, states.get(cell))
+
+
+def toned_error(error: float | None, state: State | None) -> Cell:
+    """An error in the colour of its state, if that is beyond or undecided."""
+    return error if error is None or state not in ("beyond", "undecided") else Toned(error, toned(state).tone)

@@ -5,37 +5,37 @@ Times of a table are in us and written in ms; JSON has ms, and errors as fractio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.replay.driver import provenance_of
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import argument_remarks
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks, rejected_remarks
+from blis_replay.validate.comparison.overview import (
+    error_cell,
+    mean_abs_errors,
+    means_by_fit,
+    stages_table,
+    summary_page,
+)
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
-    error_cell,
+    command_text,
     first_screen,
     first_screens,
     is_brief,
-    judgement_json,
+    judgement_parts,
     marked,
     reason,
     refused_screen,
+    verdict_line,
 )
-from blis_replay.validate.judgement import (
-    Draws,
-    Quantity,
-    Remark,
-    Verdict,
-    exit_code,
-    mean_abs_errors,
-    means_by_fit,
-    remark,
-    worst,
-)
+from blis_replay.validate.judgement import Draws, Judgement, Quantity, Remark, Verdict, exit_code, remark, worst
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import Answer, Block, Part, finding_line
 from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain, percent_span
@@ -163,8 +163,6 @@ def validation_answer(report: Validated, *, summary: bool, again: str = "") -> A
     overview: list[Part] = []
     stages: list[Part] = []
     if summary or several or report.stages:
-        from blis_replay.validate.comparison.overview import stages_table, summary_page  # which one run needs not
-
         overview = summary_page(report.comparisons, report.not_judged)
         staged = [c for c in report.comparisons if report.stages and c.recording.stages]
         stages += [stages_table(comparison, report.stages[comparison.slug]) for comparison in staged]
@@ -330,4 +328,74 @@ def _cell_json(comparison: Comparison, cell: MetricStatistic) -> dict[str, objec
         "interval": interval and list(interval),
         **({"reason": number.reason} if number.reason else {}),
         **({"observed_between_ms": [in_ms(bound) for bound in number.between_us]} if number.between_us else {}),
+    }
+
+
+def below_verdict(answer: Answer, comparison: Comparison) -> Answer:
+    """An answer about a replay, below the verdict on it."""
+    page = [judgement_parts(comparison)[0], *answer.page]
+    return replace(answer, page=page, document={**answer.document, "judgement": judgement_json(comparison.judgement)})
+
+
+def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
+    """An answer about several replays, below a line on each."""
+    lines = Block([verdict_line(comparison.judgement) for comparison in judged])
+    judgements = [judgement_json(comparison.judgement) for comparison in judged]
+    return replace(answer, page=[lines, *answer.page], document={**answer.document, "judgements": judgements})
+
+
+def judgement_json(judgement: Judgement, options: str = "") -> dict[str, object]:
+    """All of it; errors as fractions, times in ms."""
+    return {
+        "verdict": judgement.verdict,
+        "reason": reason(judgement),
+        "subject": vars(judgement.subject),
+        "overloaded": judgement.overloaded,
+        "judged": list(map(quantity_json, judgement.judged)),
+        "tails": list(map(quantity_json, judgement.tails)),
+        "refused": judgement.refused,
+        "lost": [_remark_json(one) for one in judgement.lost],
+        "decides": [_remark_json(one) for one in judgement.decides],
+        "next": command_text(judgement.next, options),
+    }
+
+
+def _remark_json(one: Remark) -> dict[str, object]:
+    return {"code": one.code, "values": one.values, "text": words(one)}
+
+
+def quantity_json(quantity: Quantity) -> dict[str, object]:
+    """One number held against its limit."""
+    in_us = quantity.unit == "us"
+    sides = [v / 1000 if in_us and v is not None else v for v in (quantity.observed, quantity.simulated)]
+    return {
+        "key": quantity.key,
+        "statistic": quantity.statistic,
+        "name": quantity.name,
+        "unit": "ms" if in_us else quantity.unit,
+        "observed": sides[0],
+        "simulated": sides[1],
+        "error": quantity.error,
+        "interval": quantity.interval and list(quantity.interval),
+        "limit": quantity.limit,
+        "state": quantity.state,
+        "derived": quantity.derived or None,
+    }
+
+
+def provenance_of(run: ReplayRun) -> dict[str, object]:
+    """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
+    prefill = {} if run.plan.apart is None else {"prefill_hash": run.plan.apart.prefill.content_hash}
+    return {
+        "blis_replay": version("blis-replay"),
+        "simulator": run.simulator,
+        "recording_hash": run.recording.content_hash,
+        **prefill,
+        "coefficients": run.release.name,
+        "coefficients_hash": run.release.sha256,
+        "replay": run.mode.name,
+        "basis": run.basis,
+        "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
+        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.plan.arguments.items())},
+        "delays": dict((run.entry.sources if run.entry else None) or {}),
     }

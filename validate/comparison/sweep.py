@@ -14,7 +14,8 @@ from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.verdict_text import error_cell, toned, verdict_line
+from blis_replay.validate.comparison.overview import error_cell
+from blis_replay.validate.comparison.verdict_text import toned, verdict_line
 from blis_replay.validate.judgement import VERDICTS, Verdict
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, percent_span

@@ -1,9 +1,8 @@
-"""A judgement laid out: its first line, the table of what is judged, what would decide, the cause, and JSON."""
+"""A judgement laid out: its first line, the table of what is judged, what would decide, and the cause."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from shlex import quote
 
 from blis_replay.base.errors import counted
@@ -15,9 +14,7 @@ from blis_replay.validate.judgement import (
     Judgement,
     Quantity,
     Remark,
-    State,
     Subject,
-    Use,
     Verdict,
     exit_code,
 )
@@ -29,15 +26,6 @@ from blis_replay.validate.text.messages import words
 _TONES: Mapping[str, Tone] = {
     **{"PASS": "good", "within": "good", "FAIL": "bad", "beyond": "bad"},
     **{"UNDECIDED": "caution", "undecided": "caution"},
-}
-# Whether the coefficients were fitted on a run, in a column.
-WAS_IT: Mapping[Use, str] = {
-    "fitted on this run": "in the fit",
-    "fitted on part of this run": "part in it",
-    "fitted on another side of this run": "its other side",
-    "held out": "held out",
-    "fitted on no recording": "held out",
-    "unknown": "unknown",
 }
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (
@@ -142,32 +130,6 @@ def tail_lines(judgement: Judgement) -> list[Line]:
     return [Line(said, mark=Toned("TAIL OFF", "heading"))]
 
 
-def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
-    """How many p99s with an interval are outside their limit, and what they are; None without any."""
-    tails = [tail for one in judgements if not one.overloaded for tail in one.tails if tail.interval is not None]
-    outside, off = sum(tail.excess > 1 for tail in tails), sum(tail.state == "beyond" for tail in tails)
-    what = f"p99s outside their limit (twice that of the mean), {off or 'none'} with the whole of its 95 % interval"
-    return (f"{outside} of {len(tails)}", what) if tails else None
-
-
-# Code of a remark -> what it says of many recordings.
-_CAUTIONS = {
-    "hardware": "not known to be of the hardware of the coefficients",
-    "other_vllm": "of another vLLM than the coefficients",
-    "other_layers": "replayed with other layers than the coefficients were fitted with",
-    "extrapolated": "steps beyond the fit",
-}
-
-
-def cautions(judgements: Iterable[Judgement]) -> list[str]:
-    """Which of many recordings have a remark that a reader of their verdicts should know."""
-    having: dict[str, list[str]] = {}
-    for one in judgements:
-        for code in dict.fromkeys(remark.code for remark in one.remarks if remark.code in _CAUTIONS):
-            having.setdefault(code, []).append(one.subject.alias)
-    return [f"{_CAUTIONS[code]}: {', '.join(aliases)}" for code, aliases in having.items()]
-
-
 def judged_table(judgement: Judgement) -> Table:
     """What is judged, and nothing else: each number with its error, interval, limit and state."""
     return Table("", _JUDGED, [_judged_row(judgement, quantity) for quantity in judgement.judged])
@@ -188,19 +150,6 @@ def judgement_parts(comparison: Comparison) -> list[Part]:
     return [head, judged_table(judgement)] if judgement.judged and not judgement.lost else [head]
 
 
-def below_verdict(answer: Answer, comparison: Comparison) -> Answer:
-    """An answer about a replay, below the verdict on it."""
-    page = [judgement_parts(comparison)[0], *answer.page]
-    return replace(answer, page=page, document={**answer.document, "judgement": judgement_json(comparison.judgement)})
-
-
-def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
-    """An answer about several replays, below a line on each."""
-    lines = Block([verdict_line(comparison.judgement) for comparison in judged])
-    judgements = [judgement_json(comparison.judgement) for comparison in judged]
-    return replace(answer, page=[lines, *answer.page], document={**answer.document, "judgements": judgements})
-
-
 def cause_lines(judgement: Judgement) -> list[Line]:
     """The cause, where there is one to tell, and what the numbers depend on."""
     derived = [Remark("derived", {"name": q.name, "how": q.derived}) for q in judgement.judged if q.derived]
@@ -217,17 +166,6 @@ def is_brief(judgement: Judgement, one: Remark) -> bool:
 def marked(one: Remark) -> Line:
     """A remark; that of saturation stands out."""
     return Line(words(one), mark=Toned("saturation:", "heading") if one.code == "saturation" else None)
-
-
-def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None) -> Cell:
-    """An error in a table of many; one that is judged in the colour of its state, one that is within in none."""
-    states = {(q.key, q.statistic): q.state for q in judgement.judged}
-    return error if judgement.overloaded else toned_error(error, states.get(cell))
-
-
-def toned_error(error: float | None, state: State | None) -> Cell:
-    """An error in the colour of its state, if that is beyond or undecided."""
-    return error if error is None or state not in ("beyond", "undecided") else Toned(error, _TONES[state])
 
 
 # -- What a validation answers first -----------------------------------------------------------------------------
@@ -262,54 +200,3 @@ def first_answer(report: Validated, options: str, whole: Callable[[], Answer]) -
     verdicts: list[Verdict] = [comparison.verdict for comparison in report.comparisons]
     verdicts += ["NOT JUDGED" for _ in report.not_judged]
     return Answer(first_screens(report, options), {}, exit_code=exit_code(verdicts), whole=whole)
-
-
-# -- For programs ----------------------------------------------------------------------------------------------
-
-
-def judgement_json(judgement: Judgement, options: str = "") -> dict[str, object]:
-    """All of it; errors as fractions, times in ms."""
-    return {
-        "verdict": judgement.verdict,
-        "reason": reason(judgement),
-        "subject": vars(judgement.subject),
-        "overloaded": judgement.overloaded,
-        "judged": list(map(quantity_json, judgement.judged)),
-        "tails": list(map(quantity_json, judgement.tails)),
-        "refused": judgement.refused,
-        "lost": [_remark_json(one) for one in judgement.lost],
-        "decides": [_remark_json(one) for one in judgement.decides],
-        "next": command_text(judgement.next, options),
-    }
-
-
-def _remark_json(one: Remark) -> dict[str, object]:
-    return {"code": one.code, "values": one.values, "text": words(one)}
-
-
-def quantity_json(quantity: Quantity) -> dict[str, object]:
-    """One number held against its limit."""
-    in_us = quantity.unit == "us"
-    sides = [v / 1000 if in_us and v is not None else v for v in (quantity.observed, quantity.simulated)]
-    return {
-        "key": quantity.key,
-        "statistic": quantity.statistic,
-        "name": quantity.name,
-        "unit": "ms" if in_us else quantity.unit,
-        "observed": sides[0],
-        "simulated": sides[1],
-        "error": quantity.error,
-        "interval": quantity.interval and list(quantity.interval),
-        "limit": quantity.limit,
-        "state": quantity.state,
-        "derived": quantity.derived or None,
-    }
-
-
-def counts_text(verdicts: Sequence[str]) -> str:
-    """``16 of 23 PASS, 2 FAIL``: verdicts in the order of the first line of a reader."""
-    order = ("PASS", "FAIL", "UNDECIDED", "FITS", "NOT JUDGED")
-    found = [(verdict, verdicts.count(verdict)) for verdict in order]
-    first, *others = [(verdict, n) for verdict, n in found if n] or [("NOT JUDGED", 0)]
-    head = f"{first[1]} of {len(verdicts)} {first[0]}"
-    return ", ".join([head, *(f"{n} {verdict}" for verdict, n in others)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from blis_replay.base.engine_packs import known_release
-from blis_replay.base.errors import ValidateError, counted
+from blis_replay.base.errors import ReleaseError, ValidateError, counted, exists_already
 from blis_replay.base.files import write_whole
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import (
@@ -41,7 +41,7 @@ from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.engine import cache_groups_of, layers_in_words
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.release_file import replaced_release
+from blis_replay.replay.release_file import page_of_text
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
@@ -590,3 +590,19 @@ def _in_digits(value_us: float, low_us: float, high_us: float) -> tuple[float, f
     scale = (high_us - low_us) / 100 or abs(value_us) / 1e5
     decimals = max(-math.floor(math.log10(scale)), 0) if scale else 0
     return round(value_us, decimals), round(low_us, decimals), round(high_us, decimals)
+
+
+def replaced_release(path: Path, name: str, models: Collection[str]) -> CoefficientRelease | None:
+    """The release that would be lost if another were written there; None where nothing is, or a pipe or a device.
+
+    Raises ``FileExistsAlreadyError`` for anything else than an earlier one of its name whose models it has as well.
+    """
+    if not path.is_file():
+        return None
+    try:
+        earlier = parse_release(page_of_text(path, "coefficients"), str(path))
+    except ReleaseError:
+        raise exists_already(path) from None
+    if earlier.name != name or not {entry.model for entry in earlier.models} <= set(models):
+        raise exists_already(path)
+    return earlier

@@ -11,16 +11,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.base.errors import counted, printable
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
-from blis_replay.validate.comparison.verdict_text import (
-    WAS_IT,
-    cautions,
-    command_text,
-    counts_text,
-    error_cell,
-    judgement_json,
-    toned,
-    toned_error,
-)
+from blis_replay.validate.comparison.overview import WAS_IT, cautions, counts_text, error_cell, toned_error
+from blis_replay.validate.comparison.pages import judgement_json
+from blis_replay.validate.comparison.verdict_text import command_text, toned
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS

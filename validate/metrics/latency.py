@@ -115,12 +115,6 @@ def number(samples: LatencySamples, cell: MetricStatistic) -> float:
     return float(np.quantile(values[counts > 0], level_of(statistic)))
 
 
-def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:
-    """Every available ``number`` of the samples, us by metric and statistic."""
-    numbers = {metric: {name: number(samples, (metric, name)) for name in STATISTICS} for metric in METRICS}
-    return {metric: {s: us for s, us in of.items() if not np.isnan(us)} for metric, of in numbers.items()}
-
-
 def statistics(values: Values) -> dict[str, float]:
     """Mean, p50, p90, p99 of a sample without its nans; empty if nothing is left."""
     finite = np.asarray(values, np.float64)

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.tables import Cell, Number, Table, columns_named
-from blis_replay.replay.driver import provenance_of
 from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import light
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
-from blis_replay.validate.comparison.overview import stages_table
-from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence
+from blis_replay.validate.comparison.overview import means_by_fit, stages_table, tails_text
+from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence, provenance_of
 from blis_replay.validate.comparison.sweep import sweep_text, sweeps_of
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
@@ -33,12 +32,11 @@ from blis_replay.validate.comparison.verdict_text import (
     judged_table,
     reason,
     tail_lines,
-    tails_text,
     use_text,
 )
 from blis_replay.validate.explain.attribute import blames
 from blis_replay.validate.explain.text import advice_of
-from blis_replay.validate.judgement import Command, Judgement, Quantity, means_by_fit
+from blis_replay.validate.judgement import Command, Judgement, Quantity
 from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence

@@ -9,8 +9,8 @@ import pytest
 from command_line import Run
 from full_disk import files_of_at_most
 
-from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_SCHEMA
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.experiment import stored_experiment
 
 

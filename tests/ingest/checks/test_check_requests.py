@@ -31,8 +31,9 @@ from blis_replay.ingest.recording import (
     Stage,
 )
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.served import away, late_first_tokens
+from blis_replay.ingest.served import away
 from blis_replay.ingest.served import refused as refused_by
+from blis_replay.ingest.stream import late_first_tokens
 from blis_replay.replay.observed import stalled_us
 from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
 
