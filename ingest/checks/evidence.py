@@ -79,11 +79,10 @@ class CheckEvidence:
     tables: tuple[Table, ...]
 
 
-def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
+def true_output_tokens(recording: Recording) -> float | None:
     """Mean decode length from a trusted source (never re-tokenised), None without one."""
     trusted = pl.col("output_tokens_source").ne_missing("re-tokenised") & (pl.col("status") == "ok")
-    of_stage = trusted & (pl.col("stage") == stage) if stage >= 0 else trusted
-    mean = _number(recording.requests.select(pl.col("output_tokens").filter(of_stage).mean()).item())
+    mean = _number(recording.requests.select(pl.col("output_tokens").filter(trusted).mean()).item())
     if mean is None and recording.shared_prefix is not None and recording.ignore_eos:
         return float(recording.shared_prefix.output_tokens)
     return mean

@@ -34,15 +34,15 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         return [_only_retokenised(requests)]
     compared = trusted.drop_nulls("output_tokens_reported")
     if compared.is_empty():
-        if contradicted := _contradicted(recording, trusted):
+        if contradicted := _contradicted(trusted):
             return contradicted
         source = trusted["output_tokens_source"][0] or "the recording"
         message = f"output length from {source}; no re-tokenised count to compare with"
         return [Finding(CHECK, "note", "output_tokens", message, {"requests": trusted.height})]
-    return [*_contradicted(recording, compared), _compare(compared)]
+    return [*_contradicted(compared), _compare(compared)]
 
 
-def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]:
+def _contradicted(requests: pl.DataFrame) -> list[Finding]:
     """A client's setting against the time that decoding took."""
     source = str(requests["output_tokens_source"][0] or "")
     if "ignore_eos" not in source:

@@ -82,7 +82,7 @@ def _starts(
     _bound_by_requests(recording, served, walk, bounds, begun_us)
     if recording.token_events is not None:
         _bound_by_tokens(recording.token_events, served, walk, bounds)
-    ties = _ties(served, walk, steps)
+    ties = _ties(served, walk)
     for _ in range(_PASSES):
         bounds.early = np.maximum(bounds.early, begun_us + own_us)
         bounds.tighten()
@@ -149,7 +149,7 @@ def _most(bound: Int64s, at: Int64s, us: NDArray[np.float64]) -> None:
     np.minimum.at(bound, at[known], np.ceil(us[known]).astype(np.int64))
 
 
-def _ties(served: pl.DataFrame, walk: Followed, steps: int) -> tuple[Int64s, Int64s, Int64s]:
+def _ties(served: pl.DataFrame, walk: Followed) -> tuple[Int64s, Int64s, Int64s]:
     """Steps of first and last tokens, and the time between them as the server measured it."""
     known = (walk.first >= 0) & (walk.last < walk.end) & served["decode_us"].is_not_null().to_numpy()
     first, last = walk.first[known] - walk.begin, walk.last[known] - walk.begin

@@ -37,7 +37,6 @@ from blis_replay_labs.synthetic.simulation import EngineFile, engine_of
 _SAME_RATE = 0.025
 # The factor on operator times is looked for within this factor; kernels are nowhere as far off.
 _MOST_FACTOR, _FACTOR_STEPS = 2.0, 8
-_SCALED = ("products", "attention", "all_reduce")
 
 Tokens = Annotated[float, Meta(ge=1, le=1e6)]
 

@@ -131,7 +131,7 @@ def fit_known(known: KnownServer) -> KnownFit:
     by_draw = np.array([(*_true_errors(server, one), *_true_errors(shallower, one)) for one in drawn])
     between = _predicted(fit.record, (e2e, ttft, other, other_ttft), by_draw)
     held = {c.name: c for c in fit.record.coefficients if c.status == "fitted" and c.high_us > c.low_us}
-    truth = _true_coefficients(known, fit.record.form, fit.record.coefficients)
+    truth = _true_coefficients(known, fit.record.coefficients)
     both = [name for name in held if name in truth]
     missed = [(held[name], truth[name]) for name in both if not _holds(held[name], truth[name])]
     off = tuple(f"{fit.name} {us:.4g}, not {fit.low_us:.4g} to {fit.high_us:.4g}" for fit, us in missed)
@@ -196,7 +196,7 @@ def _holds(fit: CoefficientFit, value_us: float) -> bool:
     return fit.low_us - slack <= value_us <= fit.high_us + slack
 
 
-def _true_coefficients(known: KnownServer, form: str, fitted: Sequence[CoefficientFit]) -> dict[str, float]:
+def _true_coefficients(known: KnownServer, fitted: Sequence[CoefficientFit]) -> dict[str, float]:
     """The values that a fit should have found, us; none where the fitted form cannot have those of the server.
 
     Where another cost of a step is held at its prior, what is left is not what the server has, and not looked at.

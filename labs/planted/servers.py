@@ -33,7 +33,6 @@ Noise = Literal["none", "steps", "drift", "stalls", "clients"]
 # Step times besides a line in prefill, decode and context tokens: without one of these columns; never below a floor,
 # as a memory-bound one; longer with what prefill tokens attend to; with another intercept where there is a prefill.
 Form = Literal["line", "without context", "without decodes", "floor", "attended", "two intercepts"]
-NOISES: tuple[Noise, ...] = ("steps", "drift", "stalls", "clients")
 
 # How far step times stray, as a share of an empty step; how long a drift lasts; how often a step stalls, and how long.
 _STEP_NOISE, _DRIFT, _DRIFT_US = 0.10, 0.03, 3_000_000

@@ -66,9 +66,7 @@ def _simulators(_ctx: click.Context) -> Iterable[str]:
 @slo_option
 @workers_option
 @store_option
-@click.pass_context
 def validate_verb(
-    ctx: click.Context,
     names: tuple[str, ...],
     everything: bool,
     coefficients: str | None,

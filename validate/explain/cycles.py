@@ -16,8 +16,8 @@ from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.change_points import changes
 from blis_replay.validate.metrics.observed import Selection
-from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
+from blis_replay.validate.metrics.resampling import resampled, row_blocks
 from blis_replay.validate.text.cells import step_times
 
 # What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
@@ -120,7 +120,7 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     return nature and replace(nature, stretch=stretch_of(chosen))
 
 
-def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
+def nature_of(steps: ForcedSteps, interval: Int64s) -> Nature | None:
     """One factor of all steps, or one cost of a step: whichever leaves least in 97.5 % of draws; None of too few steps.
 
     ``interval``: int64[steps], between which two anchors each lies; of steps between two only the mean is known.
@@ -135,8 +135,8 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     off = np.abs(np.log(ratio / np.median(ratio)))
     causes = np.stack([modelled_us, *batch]) / modelled_us
     # Steps by the time they take: the sum of recorded over that of modelled times, as in ``replay.pace``.
-    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count * modelled_us, 0), seed)
-    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(ALIKE), count, 0), seed)
+    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count * modelled_us, 0))
+    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(ALIKE), count, 0))
     low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
     factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
     best = (explained[:, 0] ** 2 / np.maximum(explained[:, 1], 1e-12)).argmax(axis=1)
@@ -173,7 +173,7 @@ def stretch_of(steps: ForcedSteps) -> Stretch | None:
     return stretch if largest >= OTHER_PACE else None
 
 
-def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tuple[Floats, Floats]:
+def _one_by_one(causes: Floats, ratio: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """What least squares with one unknown need of each cause, float64[1 + draws, 2, causes], and of each block.
 
     Sums of weight times cause times (``ratio`` less one), and of weight times the square of the cause.
@@ -181,5 +181,5 @@ def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tup
     block = np.arange(len(ratio)) // BLOCK
     terms = [[np.bincount(block, weight * c * (ratio - 1)), np.bincount(block, weight * c**2)] for c in causes]
     pairs = np.array(terms).transpose(2, 1, 0)
-    draws = resampled(row_blocks(np.zeros(len(pairs), np.int64), []), seed=seed)
+    draws = resampled(row_blocks(np.zeros(len(pairs), np.int64), []))
     return np.stack([pairs.sum(axis=0), *(pairs[draw].sum(axis=0) for draw in draws)]), pairs

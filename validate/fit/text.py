@@ -133,9 +133,7 @@ def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
     return replace(answer, page=[*answer.page[:-1], *said, answer.page[-1]], document=document)
 
 
-def next_parts(
-    asked: NextRecording | None, indent: str = "  ", lead: str = "", *, with_command: bool = True
-) -> list[Part]:
+def next_parts(asked: NextRecording | None, lead: str = "", *, with_command: bool = True) -> list[Part]:
     """The load to record next, where it narrows something worth the while; ``lead``: what the sentence begins with."""
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
@@ -147,8 +145,8 @@ def next_parts(
     )
     if not with_command:
         return [Line(why)]
-    command = f" \\\n{indent}  ".join(asked.load.command)
-    return [Block([Line(f"{indent}{why}:", f"{indent}  "), Verbatim(f"{indent}{command}")])]
+    command = " \\\n    ".join(asked.load.command)
+    return [Block([Line(f"  {why}:", "    "), Verbatim(f"  {command}")])]
 
 
 def _load(load: Load) -> str:

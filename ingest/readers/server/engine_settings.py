@@ -85,13 +85,13 @@ def merged(sources: Iterable[Source]) -> tuple[dict[str, Setting], tuple[Finding
                 findings.append(_finding(f"{name} in {detail} is not usable ({quoted(raw)})", argument=name))
             elif taken is None:
                 settings[name] = Setting(value, source, detail)
-            elif taken.value != value and source != "profile" and _comparable(name, taken.value, value):
+            elif taken.value != value and source != "profile" and _comparable(name, value):
                 message = f"{name} is {taken.value} in {taken.detail} (used) and {value} in {detail}"
                 findings.append(_finding(message, argument=name, used=str(taken.value), also=str(value)))
     return settings, tuple(findings)
 
 
-def _comparable(name: str, used: object, also: object) -> bool:
+def _comparable(name: str, also: object) -> bool:
     """Whether two values exclude each other: a server started with ``auto`` resolves it."""
     return not (name in ("dtype", "kv_cache_dtype", "speculative_config", "kv_cache_groups") or also == "auto")
 
@@ -104,7 +104,7 @@ def engine_settings(sources: Iterable[Source], machine: Machine) -> tuple[dict[s
     settings, findings = merged(sources)
     machine = _completed(machine, settings)
     for name, setting in default_settings(machine).items():
-        settings.setdefault(name, _limited(name, setting, settings, machine))
+        settings.setdefault(name, _limited(name, setting, settings))
     return {name: settings[name] for name in ARGUMENTS if name in settings}, findings
 
 
@@ -127,7 +127,7 @@ def _completed(machine: Machine, settings: Mapping[str, Setting]) -> Machine:
     return machine.seen_from(int(budget.value)) if resolved and budget is not None else machine
 
 
-def _limited(name: str, setting: Setting, settings: Mapping[str, Setting], machine: Machine) -> Setting:
+def _limited(name: str, setting: Setting, settings: Mapping[str, Setting]) -> Setting:
     """A default within what other arguments leave room for (vllm/engine/arg_utils.py, after get_batch_defaults)."""
     said = {key: other.value for key, other in settings.items()}
     value, why = setting.value, ""
