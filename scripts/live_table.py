@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import polars as pl
 
-from blis_replay.blis.latency.models import Latency, LatencyModel
-from blis_replay.blis.releases.release import format_release, parse_release
 from blis_replay.validate import api as br
-from blis_replay.validate.fit.every_step import fit_steps, recorded_steps
 
 TRAINED = ("tiny-live-a", "tiny-live-c")
 AGAIN, FEWER, PLAIN = "tiny-live-a2", "tiny-live-e", "tiny-live-plain"
@@ -23,25 +20,19 @@ BARS: dict[str, tuple[float, float, float, float | None]] = {
     "tiny-live-d": (0.10, 0.10, 0.10, 0.20),
 }
 EFFECT_POINTS = 10.0
-_COSTS_NS = (
-    "intercept_ns",
-    "per_prefill_token_ns",
-    "per_decode_token_ns",
-    "per_context_token_ns",
-    "per_1000_attended_ns",
-)
 COST_US, COST_SHARE = 50.0, 0.01
 METRICS = ("E2E", "TTFT", "ITL")
 
 
 @dataclass(frozen=True)
 class Means:
-    """Mean E2E, TTFT and ITL in ms, and preemptions, of one side."""
+    """Mean E2E, TTFT and ITL in ms, and preemptions, of one side; the pace of its steps where the recording gave it."""
 
     e2e_ms: float
     ttft_ms: float
     itl_ms: float
     preemptions: int
+    pace: float = 1.0
 
     def over(self, other: Means) -> tuple[float, float, float]:
         """How much larger than the other's, as fractions."""
@@ -63,14 +54,13 @@ def simulated(name: str, release: Path, store: Path, mode: str = "exact") -> Mea
     run = br.replay(name, str(release), mode, store=store)
     ok = (run.recording.requests["status"] == "ok").to_numpy() & run.simulated.completed
     requests = run.recording.requests.where("status = 'ok'").frame()
-    return _means(run.e2e_us[ok].sum(), run.ttft_us[ok].sum(), requests, run.simulated.preemptions or 0)
+    preemptions, pace = run.simulated.engine.preemptions.sum(), run.plan.pace or 1.0
+    return _means(run.e2e_us[ok].sum(), run.ttft_us[ok].sum(), requests, int(preemptions), pace)
 
 
-def _means(e2e_us: float, ttft_us: float, requests, preemptions: int) -> Means:  # type: ignore[no-untyped-def]  # a frame
-    gaps = int((requests["output_tokens"] - 1).sum())
-    return Means(
-        e2e_us / len(requests) / 1e3, ttft_us / len(requests) / 1e3, (e2e_us - ttft_us) / gaps / 1e3, preemptions
-    )
+def _means(e2e_us: float, ttft_us: float, requests: pl.DataFrame, preemptions: int, pace: float = 1.0) -> Means:
+    gaps, count = int((requests["output_tokens"] - 1).sum()), len(requests)
+    return Means(e2e_us / count / 1e3, ttft_us / count / 1e3, (e2e_us - ttft_us) / gaps / 1e3, preemptions, pace)
 
 
 def print_table(recordings: Path, store: Path) -> int:
@@ -100,17 +90,6 @@ def print_table(recordings: Path, store: Path) -> int:
     return 1 if missed else 3 if undecided else 0
 
 
-def _paces(names: list[str], store: Path) -> dict[str, float]:
-    """How long the steps of each recording took, as a multiple of what a line through those of a and c gives them.
-
-    The same line for all: what differs between two equal loads is the machine.
-    """
-    steps = {name: recorded_steps(br.load(name, store)).steps() for name in names}
-    both = [steps[name] for name in TRAINED]
-    line = fit_steps(np.vstack([batch for batch, _ in both]), np.concatenate([cycle_us for _, cycle_us in both]))
-    return {name: float(cycle_us.sum() / (batch @ line).sum()) for name, (batch, cycle_us) in steps.items()}
-
-
 def _calibrated(store: Path, *names: str) -> Path:
     """A release that is fitted to all of these recordings."""
     out = store.with_name(f"from-{'-and-'.join(name.removeprefix('tiny-live-') for name in names)}.yaml")
@@ -120,25 +99,10 @@ def _calibrated(store: Path, *names: str) -> Path:
     return out
 
 
-def _at_pace(release: Path, pace: float) -> Path:
-    """The release with every step that many times as long."""
-    scaled, told = parse_release(release.read_text("utf-8"), release.name), release.with_name("at-pace.yaml")
-    entries = [replace(entry, latency=_slower(entry.latency, pace)) for entry in scaled.models]
-    told.write_text(format_release(replace(scaled, models=tuple(entries))), "utf-8")
-    return told
-
-
-def _slower(latency: Latency, pace: float) -> Latency:
-    if not isinstance(latency, LatencyModel):
-        raise TypeError(f"calibrate made {type(latency).__name__} of recorded steps, where a line is expected")
-    costs = {name: round(getattr(latency, name) * pace) for name in _COSTS_NS}
-    return replace(latency, **costs)
-
-
 def _replays(names: list[str], both: Path, alone: Path, store: Path) -> tuple[list[str], list[str]]:
     """Print each recording beside its replays; which bars are missed, and which of those say nothing here."""
     seen = {name: observed(name, store) for name in names}
-    floor, paces = seen[AGAIN].over(seen[TRAINED[0]]), _paces(names, store)
+    floor = seen[AGAIN].over(seen[TRAINED[0]])
     missed: list[str] = []
     undecided: list[str] = []
     head = f"{'mean of the recording, ms':>38}"
@@ -154,16 +118,17 @@ def _replays(names: list[str], both: Path, alone: Path, store: Path) -> tuple[li
     for name in names:
         recorded, replayed = seen[name], simulated(name, both, store)
         errors, others = replayed.over(recorded), simulated(name, alone, store).over(recorded)
-        paced = simulated(name, _at_pace(both, paces[name]), store).over(recorded)
+        paced = simulated(name, both, store, "pace=recorded")
         forced = simulated(name, both, store, "step_time=recorded").over(recorded)
         counts = f"{recorded.preemptions}/{replayed.preemptions}"
         cells = f"{recorded.e2e_ms:12,.1f}{recorded.ttft_ms:9,.1f}{recorded.itl_ms:8.2f}{counts:>9}"
         label = name.removeprefix("tiny-live-") + (" (fit)" if name in TRAINED else "")
-        print(f"{label:12}{cells}" + "".join(map(_percent, (errors, paced, others, forced))) + f"{paces[name]:7.2f}")
+        compared = (errors, paced.over(recorded), others, forced)
+        print(f"{label:12}{cells}{''.join(map(_percent, compared))}{paced.pace:7.2f}")
         for line, decided in _missed(name, errors, floor, recorded.preemptions, replayed.preemptions):
             (missed if decided else undecided).append(line)
     print(f"{'noise floor':12}{'a again against a':>38}{_percent(floor)}")
-    print("preempt.: preemptions, recorded/replayed; pace: time of all steps over that of the line through a and c")
+    print("preempt.: preemptions, recorded/replayed; pace: time of the steps over that by the fit to a and c")
     return missed, undecided
 
 
