@@ -1,19 +1,7 @@
 """The pages of the documentation: their order, their parts, and whether a command still prints what its page says.
 
 A page is a Markdown file of the repository, read as a list of parts: prose, fenced blocks, and regions that are
-generated.
-
-::
-
-    ```console            commands, each on a line that begins with `$ `, and what they print
-    ```console recordings the same, and needs the published recordings
-    ```python             a program; a ```text block right after it is what it prints
-    ```python name.py     a file that later commands of the page use; the same with any language
-    ```text ```yaml       shown as it stands
-    ```sh                 commands that cannot be run here (they need a GPU, or never end)
-    <!-- begin NAME -->   what `docs_generated.py` makes, up to <!-- end NAME -->
-
-In output a line `...` stands for any number of lines.  What differs from run to run is written as one of ``VARYING``.
+generated (`docs_generated.py`).  CONTRIBUTING.md says what happens with each kind of block.
 """
 
 from __future__ import annotations

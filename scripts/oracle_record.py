@@ -1,7 +1,24 @@
 """Scenario directories of the scheduler oracle: their files, their columns, writing, reading, comparing.
 
-A directory holds what the real scheduler did with one workload: `config.json` (settings, cost, rules, summary),
-`requests.csv`, `steps.csv.gz`, `tokens.csv.gz`, `schedule.jsonl.gz` and `prompts.jsonl.gz`. Needs no vLLM.
+A directory holds what the real scheduler did with one workload: `config.json` (settings, cost, summary),
+`requests.csv`, `steps.csv.gz`, `tokens.csv.gz`, `schedule.jsonl.gz` and `prompts.jsonl.gz`. Needs no vLLM. Its rules:
+
+- A decode is one token that is the newest known token of its request and lies past the prompt, with the drafts behind
+  it. Any other tokens of a step count as prefill, also those computed again after a preemption.
+- `decode_context_tokens`: KV tokens that the step's decodes attend to, summed, the computed token included.
+- `duration_us` = (b_ns[0] + b_ns[1] * prefill_tokens + b_ns[2] * decode_tokens + b_ns[3] * decode_context_tokens + 500)
+  // 1000.
+- Prompts are lists of segments [tag, start, n] with ids tag*8192 + start .. start+n-1. The k-th token that request
+  number i generates has id (20000+i)*8192 + k.
+- Scheduling costs no time. Synchronous: an arrival queues at the next turn, tokens are there at t_end_us.
+  Asynchronous: a batch is built at t_sched_us, while another runs, and the device takes it at t_start_us.
+- Only usable blocks count. `kv_free_before` and `kv_free` stand around schedule(), `kv_free_end` after the update of
+  the step, which asynchronously follows the next schedule(). `running` and `waiting` are counted after schedule(), the
+  `_before` columns before it.
+- The schedule has an object for each step: tokens by request in the order of scheduling (`sched`), cache hits of the
+  admitted, who resumed, and who was preempted with the computed tokens it lost.
+- A turn without tokens takes no time and has no row. Whom it preempted is listed under `preempted_before` of the next
+  step and not counted in `num_preempted`.
 """
 
 import csv
@@ -29,26 +46,6 @@ STEP_COLUMNS = [
 TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
 COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
 
-RULES = {
-    "decode": "one token that is the newest known token of its request and lies past the prompt, with the drafts "
-    "behind it; any other tokens of a step count as prefill, also those computed again after a preemption",
-    "decode_context_tokens": "KV tokens that the step's decodes attend to, summed, the computed token included",
-    "token_ids": "prompts are lists of segments [tag, start, n] with ids tag*8192 + start .. start+n-1; the k-th token "
-    "that request number i generates has id (20000+i)*8192 + k",
-    "clock": "scheduling costs no time. Synchronous: an arrival queues at the next turn, tokens are there at t_end_us. "
-    "Asynchronous: a batch is built at t_sched_us, while another runs, and the device takes it at t_start_us",
-    "kv": "usable blocks only. kv_free_before and kv_free stand around schedule(), kv_free_end after the update of the "
-    "step, which asynchronously follows the next schedule()",
-    "schedule": "an object for each step: tokens by request in the order of scheduling (sched), cache hits of the "
-    "admitted, who resumed, and who was preempted with the computed tokens it lost",
-    "queue_depths": "running and waiting are counted after schedule(), the _before columns before it",
-    "empty_turns": "a turn without tokens takes no time and has no row; whom it preempted is listed under "
-    "preempted_before of the next step and not counted in num_preempted",
-}
-INTEGER_RULE = (
-    "duration_us = (b0_ns + b1_ns*prefill_tokens + b2_ns*decode_tokens + b3_ns*decode_context_tokens + 500) // 1000"
-)
-
 
 @dataclass(frozen=True)
 class Recording:
@@ -69,8 +66,7 @@ def write_scenario(spec: dict[str, Any], recording: Recording, vllm_version: str
         "description": spec["description"],
         "vllm_version": vllm_version,
         "engine_args": spec["engine_args"],
-        "step_time": step_time_block(spec["step_time"]["b_ns"]),
-        "rules": RULES,
+        "step_time": spec["step_time"],
         "summary": summarise(recording),
     }
     (out_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -84,20 +80,6 @@ def write_scenario(spec: dict[str, Any], recording: Recording, vllm_version: str
     _write_gzip(out_dir / "tokens.csv.gz", _csv_text(TOKEN_COLUMNS, recording.tokens))
     _write_gzip(out_dir / "schedule.jsonl.gz", _jsonl_text(recording.schedule))
     _write_gzip(out_dir / "prompts.jsonl.gz", _jsonl_text([r["request_id"], r["prompt"]] for r in spec["requests"]))
-
-
-def step_time_block(b_ns: list[int]) -> dict[str, Any]:
-    """The `step_time` part of config.json: four coefficients in nanoseconds, shown in microseconds too."""
-    b0, b1, b2, b3 = b_ns
-    return {
-        "unit": "microseconds",
-        "b0": b0 // 1000 if b0 % 1000 == 0 else b0 / 1000,
-        "b1_per_prefill_token": b1 / 1000,
-        "b2_per_decode_request": b2 / 1000,
-        "b3_per_decode_context_token": b3 / 1000,
-        "integer_rule": INTEGER_RULE,
-        "b_ns": b_ns,
-    }
 
 
 def summarise(recording: Recording) -> dict[str, int]:

@@ -89,9 +89,7 @@ def drafting_spec(seed: int, index: int) -> Spec:
     # Drafts take blocks beyond those of the tokens that stay: those in flight, and room for the next ones.
     beyond = math.ceil(4 * (drafts + 1) / args["block_size"])
     args["num_gpu_blocks"] = max(args["num_gpu_blocks"], 1 + most_blocks(requests, args) + beyond)
-    spec["scenario"] = f"draft-{seed}-{index:05d}"
-    spec["description"] += ", speculative decoding"
-    return spec
+    return _of_series(spec, "draft", seed, index, ", speculative decoding")
 
 
 def paced_spec(seed: int, index: int) -> Spec:
@@ -101,9 +99,7 @@ def paced_spec(seed: int, index: int) -> Spec:
         spec["engine_args"]["speculative_method"] = "ngram"
     rng = np.random.default_rng([seed, index, 3])
     spec["engine_args"]["prefill_schedule_interval"] = _pick(rng, [2, 3, 8])
-    spec["scenario"] = f"paced-{seed}-{index:05d}"
-    spec["description"] += ", prefills held back"
-    return spec
+    return _of_series(spec, "paced", seed, index, ", prefills held back")
 
 
 def grouped_spec(seed: int, index: int) -> Spec:
@@ -130,9 +126,7 @@ def grouped_spec(seed: int, index: int) -> Spec:
     least = max(most, sum(min(most, n / block + 3) for n in tokens))
     room = _pick(rng, [0.0, 0.0, 0.0, 0.1, 0.5, 2.0])
     args["num_gpu_blocks"] = 1 + math.ceil(least + room * most * len(tokens))
-    spec["scenario"] = f"groups-{seed}-{index:05d}"
-    spec["description"] += ", several groups of KV blocks"
-    return spec
+    return _of_series(spec, "groups", seed, index, ", several groups of KV blocks")
 
 
 def state_spec(seed: int, index: int) -> Spec:
@@ -152,8 +146,7 @@ def state_spec(seed: int, index: int) -> Spec:
         args.pop("prefix_cache_retention_interval", None)
         args["kv_cache_groups"] = [["state", 0]] * _pick(rng, [1, 3]) + [["full", 0]]
         args["num_gpu_blocks"] += len(args["kv_cache_groups"])
-    spec["scenario"] = f"states-{seed}-{index:05d}"
-    return spec
+    return _of_series(spec, "states", seed, index)
 
 
 def offloading_spec(seed: int, index: int) -> Spec:
@@ -169,9 +162,8 @@ def offloading_spec(seed: int, index: int) -> Spec:
     args["num_gpu_blocks"] = 1 + math.ceil(most * _pick(rng, [1.0, 1.3, 2.0, 3.0, 5.0, 20.0]))
     blocks = max(1, int(most * _pick(rng, [0.5, 2.0, 10.0, 100.0])))
     args["kv_offloading"] = [blocks, *_pick(rng, [[1, 0, 1, 0], [100, 50, 100, 80], [3000, 1000, 5000, 2500]])]
-    spec |= {"scenario": f"offload-{seed}-{index:05d}", "engine_args": args}
-    spec["description"] += ", offload to CPU memory"
-    return spec
+    spec["engine_args"] = args
+    return _of_series(spec, "offload", seed, index, ", offload to CPU memory")
 
 
 def remote_spec(seed: int, index: int) -> Spec:
@@ -183,8 +175,7 @@ def remote_spec(seed: int, index: int) -> Spec:
     for request in spec["requests"]:
         prompt = _tokens(request["prompt"])
         request["external_tokens"] = prompt if rng.random() < whole else int(rng.integers(0, prompt + 1))
-    spec["scenario"] = f"remote-{seed}-{index:05d}"
-    return spec
+    return _of_series(spec, "remote", seed, index)
 
 
 def producer_spec(seed: int, index: int) -> Spec:
@@ -202,8 +193,12 @@ def producer_spec(seed: int, index: int) -> Spec:
             request["output_tokens"] = 1
         fetched_us = request["arrival_us"] + min(int(rng.exponential(later_us)), 8_000_000)
         request["fetched_us"] = fetched_us if rng.random() < share else -1
-    spec["scenario"] = f"producer-{seed}-{index:05d}"
-    return spec
+    return _of_series(spec, "producer", seed, index)
+
+
+def _of_series(spec: Spec, series: str, seed: int, index: int, more: str = "") -> Spec:
+    """The workload with its name in a series, and with what it has beyond the one that it is made of."""
+    return spec | {"scenario": f"{series}-{seed}-{index:05d}", "description": spec["description"] + more}
 
 
 # The random series, by the first part of a workload's name.
