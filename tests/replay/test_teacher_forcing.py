@@ -15,7 +15,7 @@ from blis_replay.base.errors import ReplayError
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
-from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import parse_mode
@@ -30,7 +30,7 @@ from blis_replay.replay.observed import (
     server_stamps,
 )
 from blis_replay.replay.release_file import load_release
-from blis_replay_labs.planted.faults import Fault, planted_case
+from blis_replay_labs.planted.faults import Fault, planted_case, to_depth
 
 AS_SERVED = "step_time=recorded,pre_queue=recorded,output_processing=recorded"
 
@@ -38,17 +38,6 @@ AS_SERVED = "step_time=recorded,pre_queue=recorded,output_processing=recorded"
 @pytest.fixture(scope="module")
 def planted() -> Planted:
     return planted_recording(seed=6)
-
-
-def client_only(recording: Recording) -> Recording:
-    spans = [pl.lit(None, pl.Int64).alias(name) for name in ("queue_us", "prefill_us", "decode_us")]
-    return replace(
-        recording,
-        requests=rows_of(recording.requests.frame().with_columns(spans)),
-        steps=rows_of(empty_frame(STEP_SCHEMA)),
-        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
-    )
 
 
 def cycle_by_second(cycles: ObservedCycles, start_us: np.ndarray) -> np.ndarray:
@@ -84,7 +73,7 @@ def test_cycles_between_anchors_are_those_of_the_server(sample_rate: float, tole
 
 def test_without_steps_the_cycles_are_solved_from_latencies(planted: Planted) -> None:
     """The decode of each request is its steps in a row: tens of requests a second tell what a step took then."""
-    cycles, basis = observed_cycles(client_only(planted.recording))
+    cycles, basis = observed_cycles(to_depth(planted.recording, "client"))
     start_us, duration_us = true_cycles(planted)
     off = cycle_by_second(cycles, start_us) / mean_by_second(start_us, duration_us) - 1
     assert np.abs(off).mean() < 0.03
@@ -104,12 +93,12 @@ def test_what_decodes_within_one_second_has_one_cycle(planted: Planted) -> None:
             pl.lit("ok").alias("status"),
         )
     )
-    cycles, _basis = observed_cycles(replace(client_only(planted.recording), requests=rows_of(rows)))
+    cycles, _basis = observed_cycles(replace(to_depth(planted.recording, "client"), requests=rows_of(rows)))
     assert (cycles.from_us.tolist(), cycles.cycle_us.tolist()) == ([50_000], [20_000])
 
 
 def test_too_little_to_tell_the_cycles_is_said(planted: Planted) -> None:
-    few = replace(client_only(planted.recording), requests=rows_of(planted.recording.requests.frame().head(5)))
+    few = replace(to_depth(planted.recording, "client"), requests=rows_of(planted.recording.requests.frame().head(5)))
     with pytest.raises(ReplayError, match=r"step cycles were not recorded, and 5 requests .* are too few .*; record"):
         observed_cycles(few)
 
@@ -152,12 +141,12 @@ def test_the_way_to_the_client_is_what_was_planted(planted: Planted) -> None:
 
 
 def test_what_was_not_recorded_cannot_be_forced(planted: Planted) -> None:
-    able, unable = recorded_delays(client_only(planted.recording))
+    able, unable = recorded_delays(to_depth(planted.recording, "client"))
     assert able == {}
     assert sorted(unable) == ["output_processing", "pre_queue", "schedule"]
     assert "too few requests have a record of when they were queued and scheduled" in unable["schedule"]
     with pytest.raises(ReplayError, match="1b-general: the delay before the queue was not recorded for any request"):
-        replay(client_only(planted.recording), planted.release, parse_mode("pre_queue=recorded"))
+        replay(to_depth(planted.recording, "client"), planted.release, parse_mode("pre_queue=recorded"))
 
 
 def test_a_replay_with_everything_forced_is_the_recording(planted: Planted) -> None:

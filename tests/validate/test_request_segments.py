@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import polars as pl
 import pytest
 from planted import Planted, planted_recording, wrong_release
 
-from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
-from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.comparison.segments import Segments, segment_frame, segments_of
 from blis_replay.validate.comparison.segments_text import segments_json, segments_parts
 from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.causes import PRE_QUEUE, delay
+from blis_replay_labs.planted.faults import to_depth
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +46,7 @@ def test_a_perfect_simulator_differs_in_no_segment(planted: Planted) -> None:
 
 
 def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
-    recording = replace(planted.recording, lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)))
-    recording = replace(
-        recording, requests=rows_of(recording.requests.frame().with_columns(prefill_us=pl.lit(None, pl.Int64)))
-    )
-    segments = segments_of(replay(recording, planted.release))
+    segments = segments_of(replay(to_depth(planted.recording, "steps"), planted.release))
     assert list(named(segments)) == ["to first token", "to last token"]
     assert "not recorded" in segments.merged[0]
     assert np.abs(segments.whole.difference_us).max() == 0

@@ -14,14 +14,9 @@ from planted import PLANTED, Planted, planted_recording
 from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import (
     ITERATION_SCHEMA,
-    JOURNEY_EVENT_SCHEMA,
-    LIFECYCLE_SCHEMA,
     NOT_KNOWN,
-    STEP_SCHEMA,
     Clock,
-    Recording,
     Stage,
-    empty_frame,
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
@@ -40,6 +35,7 @@ from blis_replay.validate.timeline.steps import (
 )
 from blis_replay.validate.timeline.viewer_files import trace_events
 from blis_replay.validate.timeline.window import Timeline, request_named, timeline, window_named
+from blis_replay_labs.planted.faults import to_depth
 
 # 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
 SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 20_000_000),))
@@ -59,17 +55,6 @@ def run(planted: Planted) -> ReplayRun:
 
 def of_side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
     return frame.filter(pl.col("side") == side).drop("side")
-
-
-def client_only(recording: Recording) -> Recording:
-    """The same without anything of the server."""
-    return replace(
-        recording,
-        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
-        steps=rows_of(empty_frame(STEP_SCHEMA)),
-        requests=rows_of(recording.requests.frame().with_columns(prefill_us=pl.lit(None, pl.Int64))),
-    )
 
 
 def test_the_lanes_of_both_sides_have_the_times_of_the_truth(planted: Planted, run: ReplayRun) -> None:
@@ -207,7 +192,7 @@ def test_a_preempted_request_has_no_tokens_until_its_prefill_is_done_again(plant
 
 
 def test_what_was_not_recorded_is_absent_and_named(planted: Planted) -> None:
-    shown = timeline(replay(client_only(planted.recording), planted.release), 0, ALL_US)
+    shown = timeline(replay(to_depth(planted.recording, "client"), planted.release), 0, ALL_US)
     assert of_side(shown.lanes, "observed")["segment"].unique().sort().to_list() == ["to first token", "to last token"]
     assert of_side(shown.steps, "observed").is_empty()
     assert shown.counters["side"].unique().to_list() == ["simulated"]
@@ -228,7 +213,7 @@ def test_iterations_of_a_log_stand_in_for_step_records(planted: Planted) -> None
     others = (pl.lit(None, kind).alias(name) for name, kind in ITERATION_SCHEMA.items() if name not in steps.columns)
     logged = steps.with_columns(others).select(pl.col(name).cast(kind) for name, kind in ITERATION_SCHEMA.items())
     logged = logged.with_columns(uncertainty_us=pl.lit(2_000, pl.Int64))
-    recording = replace(client_only(planted.recording), iterations=rows_of(logged))
+    recording = replace(to_depth(planted.recording, "client"), iterations=rows_of(logged))
     shown = timeline(replay(recording, planted.release), 0, ALL_US)
     drawn, expected = of_side(shown.steps, "observed"), steps.sort("start_us")
     assert drawn["scheduled_us"].to_list() == expected["start_us"].to_list()
