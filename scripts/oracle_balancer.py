@@ -87,9 +87,9 @@ def simulated(index: int) -> Case:
 
 def check(cases: list[Case]) -> int:
     """Print how the cases of the release that is imported compare."""
-    import vllm._version
+    from oracle_vllm import vllm_version
 
-    release = str(vllm._version.version).split("+", maxsplit=1)[0]
+    release = vllm_version()
     decisions, different = 0, 0
     for case in (case for case in cases if case["release"] == release):
         real = Real(case)
