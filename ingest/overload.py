@@ -46,10 +46,10 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
     not queue wait for some tens of milliseconds.
     """
     if _too_many_fail(recording):
-        recorded = not served.recorded_requests(recording).is_empty()
+        recorded = not recorded_requests(recording).is_empty()
         share = float(failed_waiting(recording).mean()) if recorded else failed_share(recording) or 0.0
         return True, f"{100 * share:.0f} % of requests failed{' while they waited' if recorded else ''}"
-    if served.recorded_requests(recording).is_empty():
+    if recorded_requests(recording).is_empty():
         return _slow_median(recording)
     for growth in recorded_growths(recording):
         where = "the run" if growth.stage is None else f"stage {growth.stage}"
@@ -65,12 +65,12 @@ def failed_share(recording: Recording) -> float | None:
 
     Those that were sent while no server was there (``served.away``) count on neither side.
     """
-    requests = served.recorded_requests(recording)
+    requests = recorded_requests(recording)
     if not requests.is_empty():
         refused = sum(stretch.requests for stretch in served.away(recording))
         there = requests.height - refused
         return (served.failed_requests(requests).height - refused) / there if there else None
-    failures, count = served.published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
+    failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
@@ -94,7 +94,7 @@ def failed_waiting(recording: Recording) -> Bools:
 
 
 def _too_many_fail(recording: Recording) -> bool:
-    requests = served.recorded_requests(recording)
+    requests = recorded_requests(recording)
     if requests.is_empty():
         return (failed_share(recording) or 0.0) > FAILED_SHARE
     there = requests.height - sum(stretch.requests for stretch in served.away(recording))
@@ -104,7 +104,7 @@ def _too_many_fail(recording: Recording) -> bool:
 def _slow_median(recording: Recording) -> tuple[bool, str]:
     stages = sorted({-1, *recording.aggregates["stage"].drop_nulls().to_list()})
     for stage in stages:
-        median_us = served.published(recording.aggregates, stage, "ttft", "p50")
+        median_us = published(recording.aggregates, stage, "ttft", "p50")
         if median_us is not None and median_us > QUEUE_US:
             return True, f"the published median TTFT is {median_us / 1e6:.1f} s"
     return False, ""
