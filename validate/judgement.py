@@ -184,16 +184,17 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
 def both_decided(one: Remark, other: Remark) -> Remark:
     """What would decide two quantities, where each needs the same: as many requests as the one that needs more.
 
-    ``least``: how many decide the first of them.
+    ``least``: how many decide the ``first`` of them.
     """
     if "name" not in one.values:
         return one
     name = f"{one.values['name'].replace(' and ', ', ')} and {other.values['name']}"
     values = {**one.values, "name": name}
-    counts = [of.values[key] for of in (one, other) for key in ("least", "requests") if key in of.values]
-    if counts:
-        values["requests"] = max(counts)
-        values |= {"least": min(counts)} if min(counts) < max(counts) else {}
+    known = [of.values for of in (one, other) if "requests" in of.values]
+    if known:
+        values["requests"] = max(of["requests"] for of in known)
+        least, first = min((of.get("least", of["requests"]), of.get("first", of["name"])) for of in known)
+        values |= {"least": least, "first": first} if least < values["requests"] else {}
     return replace(one, values=values)
 
 

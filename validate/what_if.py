@@ -283,7 +283,7 @@ def whatif_answer(whatif: WhatIf, repeat_options: str = "", as_recorded: Compari
     of = ", simulated" + (changed and f"; all but the first row{changed}") if several else f"{changed}, simulated"
     head = Line(f"{alias}  ({whatif.recording.slug}){of}", mark=Toned(alias, "heading"))
     page = _grid(whatif) if several else [_beside(whatif.recorded, whatif.points[0])]
-    parts: list[Part] = [_basis(whatif, as_recorded), head, _overloads(whatif), *page, _remarks(whatif)]
+    parts: list[Part] = [_overloads(whatif), _basis(whatif, as_recorded), head, *page, _remarks(whatif)]
     document = _document(whatif) | {"use": use_of(whatif.release, whatif.recording)}
     document |= {} if as_recorded is None else {"judgement": judgement_json(as_recorded.judgement, repeat_options)}
     return Answer([*parts, _provenance(whatif, repeat_options)], document, table_of(rows))
@@ -409,7 +409,7 @@ def _named_points(whatif: WhatIf) -> list[tuple[str, WhatIfPoint]]:
 
 def _overloads(whatif: WhatIf) -> Block:
     """Points that cannot keep up with the requests, so that lower latencies there mean less work."""
-    why = "TTFT and E2E depend on the length of the run, and have no change"
+    why = "TTFT and E2E depend on the length of the run, and are given no change"
     lines = []
     for name, point in _named_points(whatif):
         since_s = None if point.values is None else point.values["saturated_from_s"]

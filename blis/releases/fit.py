@@ -132,7 +132,7 @@ class Outside:
             return f"{said}; the model gives that {'hardly any' if self.time_share else 'no'} cost"
         return (
             f"{said}; the model gives this excess {100 * self.time_share:.0f} % of all step time, and no measurement "
-            f"backs that: the mean step may be off by ±{100 * _UNSURE * self.time_share:.0f} %"
+            f"backs that; intervals allow for {100 * _UNSURE * self.time_share:.2g} % of the mean step either way"
         )
 
 

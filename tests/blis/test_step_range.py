@@ -42,8 +42,8 @@ def test_a_quarter_of_the_steps_lies_outside() -> None:
         "25 % of steps lie outside of what the coefficients were fitted on "
         "(25 % with 20 decodes, fitted on 1 to 10; "
         "25 % with 400 tokens of mean context, fitted on 100 to 300); "
-        "the model gives this excess 38 % of all step time, and no measurement backs that: "
-        "the mean step may be off by ±15 %"
+        "the model gives this excess 38 % of all step time, and no measurement backs that; "
+        "intervals allow for 15 % of the mean step either way"
     )
     assert outside(steps[[0, 2, 3]], fitted, LINE) is None
     assert outside(np.concatenate([steps[1:2], *[steps[:1]] * 150]), fitted, LINE) is None  # one of 151

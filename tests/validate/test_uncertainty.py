@@ -115,8 +115,9 @@ def test_coefficients_that_fit_as_well_may_turn_a_verdict(
 
 def test_what_decides_two_numbers_names_both_and_asks_for_the_larger_of_two_runs() -> None:
     few, many = (remark("needs_requests", name=name, requests=n) for name, n in (("E2E", 400), ("TTFT", 900)))
-    assert both_decided(few, many) == remark("needs_requests", name="E2E and TTFT", requests=900, least=400)
-    assert both_decided(many, few) == remark("needs_requests", name="TTFT and E2E", requests=900, least=400)
+    named = {"requests": 900, "least": 400, "first": "E2E"}
+    assert both_decided(few, many) == remark("needs_requests", name="E2E and TTFT", **named)
+    assert both_decided(many, few) == remark("needs_requests", name="TTFT and E2E", **named)
     near = (remark("at_limit", name=name, requests=2_000) for name in ("TTFT", "ITL"))
     assert both_decided(*near) == remark("at_limit", name="TTFT and ITL", requests=2_000)
     assert both_decided(*[remark("needs_steps")] * 2) == remark("needs_steps")

@@ -214,14 +214,13 @@ def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:
     """
     if repeats is None:
         return comparison
-    numbers_us, metrics = repeats.numbers_us, {m: dict(of) for m, of in comparison.metrics.items()}
-    repeated = dict(comparison.estimates)
-    for (metric, statistic), once in comparison.estimates.items():
-        if (metric, statistic) in numbers_us and (cell := metrics[metric][statistic]).b_us is not None:
-            of_all = repeated[metric, statistic] = once.repeated(numbers_us[metric, statistic])
-            metrics[metric][statistic] = replace(cell, a_us=cell.b_us / (1 + of_all.error))
+    metrics, estimates = {m: dict(of) for m, of in comparison.metrics.items()}, dict(comparison.estimates)
+    for metric, statistic in estimates.keys() & repeats.numbers_us.keys():
+        of_all = estimates[metric, statistic].repeated(repeats.numbers_us[metric, statistic])
+        estimates[metric, statistic], cell = of_all, metrics[metric][statistic]
+        metrics[metric][statistic] = replace(cell, a_us=cell.b_us and cell.b_us / (1 + of_all.error))
     skill = {m: replace(one, of_repeats_us=repeats.apart_us.get(m)) for m, one in comparison.skill.items()}
-    return replace(comparison, repeats=repeats, metrics=metrics, estimates=repeated, skill=skill)
+    return replace(comparison, repeats=repeats, metrics=metrics, estimates=estimates, skill=skill)
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

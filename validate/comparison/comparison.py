@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from blis_replay.base.engine_packs import known_release
-from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.recording import OVERLOAD_CHECK, PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.engine import layers_in_words
@@ -341,9 +340,11 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     """Coefficients are of one GPU, data type and vLLM: the recording ran on another, or does not say on which GPU."""
     recording, run = comparison.recording, comparison.run
     release, entry, remarks = run.release, run.entry, []
-    if not same_gpu(recording.hardware or "not recorded", release.hardware):
-        recorded = recording.hardware or "not recorded"
-        remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
+    if (recorded := recording.hardware or "not recorded") != release.hardware:
+        from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
+
+        if not same_gpu(recorded, release.hardware):
+            remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
     dtype = recording.served_dtype
     other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
     if other and entry is not None and entry.dtype is None:

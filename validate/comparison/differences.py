@@ -292,7 +292,7 @@ def _inputs(compared: Differences) -> Block:
     same = "inputs: nothing that both sides say differs"
     parts: list[Part] = [Block(changed, "inputs that differ") if changed else same]
     if compared.one_sided and compared.both_replays:
-        parts.append(f"said of one side only: {', '.join(compared.one_sided)}")
+        parts.append(f"on one side only: {', '.join(compared.one_sided)}")
     return Block(parts)
 
 

@@ -9,7 +9,6 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import FITTED, Use
-from blis_replay.validate.run_mark import run_mark, same_run
 
 # Shares of a recording's keys: fewer are chance (at most 4 in 1,000 between any two of 19 recordings), more are all.
 _SOME, _ALL = 0.01, 0.9
@@ -47,6 +46,8 @@ def use_of(release: CoefficientRelease, recording: Recording) -> Use:
 
     if release.used("", requests_hash=requests_hash(recording)):
         return "fitted on this run"
+    from blis_replay.validate.run_mark import run_mark, same_run
+
     own = run_mark(recording)
     another_side = any(fit.run is not None and same_run(fit.run, own) for fit in release.fitted_on)
     neither: Use = "fitted on another side of this run" if another_side else "held out"

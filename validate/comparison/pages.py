@@ -37,8 +37,8 @@ from blis_replay.validate.comparison.verdict_text import (
 )
 from blis_replay.validate.judgement import Draws, Judgement, Quantity, Remark, Verdict, exit_code, remark, worst
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, MetricStatistic
-from blis_replay.validate.text.answer import Answer, Block, Part, finding_line
-from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain, percent_span
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line
+from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent, percent_plain, percent_span
 from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
@@ -338,10 +338,13 @@ def below_verdict(answer: Answer, comparison: Comparison) -> Answer:
 
 
 def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
-    """An answer about several replays, below a line on each."""
-    lines = Block([verdict_line(comparison.judgement) for comparison in judged])
+    """An answer about several replays, below a line on each with its errors."""
+    lines: list[Part] = []
+    for judgement in (comparison.judgement for comparison in judged):
+        errors = ", ".join(f"{q.name} {percent(q.error)}" for q in judgement.judged if q.error is not None)
+        lines += [verdict_line(judgement, f" by {judgement.subject.release}"), Line(f"off by {errors}", "  ")]
     judgements = [judgement_json(comparison.judgement) for comparison in judged]
-    return replace(answer, page=[lines, *answer.page], document={**answer.document, "judgements": judgements})
+    return replace(answer, page=[Block(lines), *answer.page], document={**answer.document, "judgements": judgements})
 
 
 def judgement_json(judgement: Judgement, options: str = "") -> dict[str, object]:

@@ -82,6 +82,7 @@ def shapley_weights(players: int) -> Floats:
 MIN_CYCLES = 100  # recorded step cycles to compare with the model's
 MIN_EXCESS = 0.05  # a median that is off by less may be that of what steps do beside their model
 WORTH_NAMING = 0.01  # errors of a mean below this share of the observed value are not worth a cause
+TAIL_WORTH_NAMING = 0.1  # and those of a p99 below this not a word
 MIN_BESIDE = 0.25  # further causes are named from this share of the largest on
 MIN_CANCELLING = 0.03  # two causes cancel if each adds this share: less is what a tenth of the steps leaves unknown
 

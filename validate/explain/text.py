@@ -14,6 +14,7 @@ from blis_replay.validate.explain.attribute import (
     MIN_BESIDE,
     MIN_CANCELLING,
     QUANTITIES,
+    TAIL_WORTH_NAMING,
     WORTH_NAMING,
     Attribution,
     Blame,
@@ -80,7 +81,15 @@ def advice_of(attribution: Attribution) -> list[Advice]:
         return [_explained(attribution, blame, explained) for blame in named]
     if all(attribution.relative_error(i) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
-    return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
+    tails = [
+        f"{metric.upper()} {statistic} is {predicted(error)}{known and f' (95 %: {known})'}"
+        for i, (metric, statistic) in enumerate(QUANTITIES)
+        if i not in MEANS and (error := attribution.relative_error(i)) is not None
+        if abs(error) >= TAIL_WORTH_NAMING and not attribution.error[i].may_be_nothing
+        for known in (_span(attribution, i),)
+    ]
+    but = f", but {' and '.join(tails)}: no cause is looked for" if tails else ": there is nothing to blame"
+    return [Advice(f"no mean is off by 1 % or more{but}")]
 
 
 def attribution_answer(attribution: Attribution) -> Answer:
@@ -233,12 +242,14 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason
     component, i = cause.component, blame.quantity
     part = cause.shares[i]
     also = f" or {' or '.join(component.also)}, which this recording does not tell apart" if component.also else ""
-    other_way = blame.cause is not None and part_of(blame.cause, i) * part.value_us < 0
+    by_luck = blame.cause is not None and abs(blame.error) < WORTH_NAMING
+    way = part_of(blame.cause, i) if by_luck and blame.cause is not None else blame.error
+    other_way = way * part.value_us < 0
     points, half = (100 * abs(us) / attribution.observed_us[i] for us in (part.value_us, part.half_us))
     chance = f" (may be chance: {f'±{half:.1f}' if half < 100 else 'over 100'} %)" if part.may_be_nothing else ""
     come = f"{points:.1f} points{chance} {'the other way ' if other_way else ''}come from {component.name}{also}"
     why = component.less if component.less and part.value_us < 0 else component.why
-    return f"{come}: {why}" if with_reason and not also else come
+    return f"{come}: {why}" if with_reason and not (also or part.may_be_nothing) else come
 
 
 def _named(attribution: Attribution) -> str:
@@ -251,8 +262,9 @@ def _head(attribution: Attribution) -> Block:
     parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
     intervals = "; ± is half the 95 % interval, for another recording of the load"
+    none = "" if attribution.queue else "; too few requests for intervals"
     replayed = "" if attribution.mode == "exact" else f"; replay {attribution.mode}"
-    shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
+    shares = f"shares in % of observed{intervals if has_intervals else none}"
     return Block(
         [
             Line(_named(attribution), mark=Toned(attribution.alias, "heading")),

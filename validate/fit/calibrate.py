@@ -137,13 +137,18 @@ def training_recordings(
     for selector in selectors:
         matched = [read_stored(store, slug) for slug in select_experiments(store, [selector])]
         if set(selector) & WILDCARDS:
-            matched = [r for r in matched if r.ground_truth == RECORDED] or matched
-            refused = {r.slug: why for r in matched if (why := why_not_fitted(r, data)) is not None}
+            others = [r for r in matched if r.ground_truth != RECORDED]
+            others = others if len(others) < len(matched) else []
+            refused = dict.fromkeys(
+                (r.slug for r in others), f"{', '.join(r.alias for r in others)}: no requests recorded"
+            )
+            of_requests = [r for r in matched if r.slug not in refused]
+            refused |= {r.slug: why for r in of_requests if (why := why_not_fitted(r, data)) is not None}
             if len(refused) < len(matched):
                 matched = [recording for recording in matched if recording.slug not in refused]
                 left_out |= refused
         chosen |= {recording.slug: recording for recording in matched}
-    return list(chosen.values()), [why for slug, why in left_out.items() if slug not in chosen]
+    return list(chosen.values()), [*dict.fromkeys(why for slug, why in left_out.items() if slug not in chosen)]
 
 
 def judged_next(store: Store, fitted: Sequence[Recording]) -> str:

@@ -50,7 +50,7 @@ def calibration_answer(
     command = f"blis-replay validate {quote(alias)}{options}"
     why = "judge another recording with it"
     if alias in aliases.values():
-        why = "try it, and judge another recording of this server"
+        why = "try it, and record another load of this server to judge it by"
         command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}

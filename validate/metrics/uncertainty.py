@@ -107,10 +107,7 @@ class Estimate:
         return replace(self, low=low, high=high, parts={**self.parts, "beyond the fit": unsure})
 
     def repeated(self, numbers: Sequence[float]) -> Estimate:
-        """With repeats of the recording: the mean error over all, by what each observed (``numbers``, this one first).
-
-        See ``of_runs`` for how sure it is.
-        """
+        """The mean error over all recordings of a load, by what each observed (``numbers``, this one first)."""
         unsure, once = self.parts.get("beyond the fit", 0.0), self.sampled
         errors = (1 + once.error) * numbers[0] / np.array(numbers) - 1
         runs, degrees = len(numbers), once.blocks - 1
@@ -129,9 +126,11 @@ def of_runs(within: float, degrees: float, between: float, free: int) -> tuple[f
     Where runs differ by no more than requests explain, both count together.  Where by more, the assumed noise of runs
     is one more degree of freedom: alone, two recordings that are 10 % apart would leave 90 % either way.
     """
+    from scipy.special import fdtri  # the ratio of two variances that chance exceeds in 5 % (F distribution)
+
     if not isfinite(within):
         return between, free
-    if degrees and between <= within * _largest_ratio(free, degrees):
+    if degrees and between <= within * float(fdtri(free, degrees, CONFIDENCE)):
         return (degrees * within + free * between) / (degrees + free), degrees + free
     return (within + ASSUMED_RUN_NOISE**2 + free * between) / (1 + free), 1 + free
 
@@ -141,13 +140,6 @@ def student_t(degrees: float, confidence: float = CONFIDENCE) -> float:
     from scipy.special import stdtrit  # heavy, and only intervals need it
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
-
-
-def _largest_ratio(above: float, below: float) -> float:
-    """The ratio of two variances of as many degrees of freedom that chance exceeds in 5 % (F distribution)."""
-    from scipy.special import fdtri
-
-    return float(fdtri(above, below, CONFIDENCE))
 
 
 def requests_needed(estimate: Estimate, margin: float, requests: int) -> int | None:

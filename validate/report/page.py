@@ -165,7 +165,8 @@ def headline(verdicts: Sequence[str]) -> str:
     counts = [verdicts.count(verdict) for verdict in _ORDER]
     first, *others = [f"{n} {_SAID[verdict][n > 1]}" for verdict, n in zip(_ORDER, counts, strict=True) if n]
     number, _, said = first.partition(" ")
-    subject = f"{number} of {len(verdicts)} recordings" if len(verdicts) > 1 else "The recording"
+    alone = {"NOT JUDGED": "The recording", "UNDECIDED": "The verdict"}.get(verdicts[0], "The simulator")
+    subject = f"{number} of {len(verdicts)} recordings" if len(verdicts) > 1 else alone
     return ", ".join([f"{subject} {said}", *others])
 
 

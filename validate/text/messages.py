@@ -20,8 +20,8 @@ def words(remark: Remark) -> str:
 
 
 def made_for(hardware: str) -> str:
-    """``for H100``; of a release that was fitted to recordings of unknown hardware, that nobody recorded it."""
-    return "for hardware that nobody recorded" if hardware == "not recorded" else f"for {hardware}"
+    """``for H100``; of a release that was fitted to recordings of unknown hardware, that these do not name it."""
+    return "for a GPU that their recordings do not name" if hardware == "not recorded" else f"for {hardware}"
 
 
 def _named(errors: Mapping[str, float], written: Callable[[float], str]) -> str:
@@ -71,9 +71,9 @@ def _trend(change: float, low: float, high: float) -> str:
     )
 
 
-def _needs_requests(name: str, requests: int, least: int | None = None) -> str:
-    first = "" if least is None else f", {least:,} one of them"
-    return f"about {requests:,} requests of this load would decide {name}{first}"
+def _needs_requests(name: str, requests: int, least: int | None = None, first: str = "") -> str:
+    few = "" if least is None else f"{first}, "
+    return f"about {least or requests:,} requests of this load would decide {few and few + f'{requests:,} '}{name}"
 
 
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:

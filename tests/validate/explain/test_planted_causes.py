@@ -247,5 +247,15 @@ def test_sentences_say_what_is_off_and_by_which_steps(planted: Planted) -> None:
         "20.0 points the other way come from no component"
         in explanations(replace(in_vain, causes=sound.causes, residual=left))[0]
     )
+    # Over-predicted, though a wrong input makes it less: what hides an error is said to.
+    off = {n: tuple(Estimate(n * us, n * us, n * us) for us in sound.observed_us) for n in (0.4, 0.7, -0.3)}
+    wrong = (Cause(replace(sound.causes[0].component, warm=True), off[-0.3]),)
+    hides = replace(sound, error=off[0.4], residual=off[0.7], causes=wrong)
+    assert "30.0 points the other way come from delay before the queue" in explanations(hides)[0]
+    tail_us = tuple(
+        Estimate(*((0.0,) * 3 if i in MEANS else (-0.2 * us, -0.22 * us, -0.18 * us)))
+        for i, us in enumerate(sound.observed_us)
+    )
+    assert "TTFT p99 is under-predicted by 20.0 %" in explanations(replace(sound, error=tail_us, causes=()))[0]
     forbidden = replace(sound, unusable={"e2e mean": "a proxy adds 80 ms", "e2e p99": "a proxy adds 80 ms"})
     assert str(attribution_answer(forbidden)).count("a proxy adds 80 ms") == 1

@@ -221,7 +221,7 @@ def test_no_fit_is_advised_where_latencies_are_unusable(wrong_evidence: Evidence
     [
         (["FAIL"] * 2 + ["UNDECIDED"] * 2 + ["PASS"] * 8, "2 of 12 recordings fail, 2 are undecided, 8 pass"),
         (["PASS", "FITS", "NOT JUDGED"], "1 of 3 recordings is not judged, 1 passes, 1 fits (not held out)"),
-        (["PASS"], "The recording passes"),
+        (["PASS"], "The simulator passes"),
     ],
 )
 def test_the_page_begins_with_the_answer(verdicts: list[str], sentence: str) -> None:
