@@ -32,6 +32,7 @@ TINY_GAP_US = 200
 FASTEST_STEP_US = 1_000
 # Where fewer events than this share of its tokens reach the median request, tokens come together.
 ONE_BY_ONE = 0.98
+_IN_PAIRS = 1.5  # stamps per token, from which a client takes two of each
 _SAMPLED_REQUESTS = 500
 _FEWEST_STAMPS = 8
 _GAPS = ("even_gap_us", "odd_gap_us", "last_odd_gap_us", "gap_us", "first_gap_us", "last_gap_us")
@@ -81,9 +82,10 @@ ROLE_FIRST = TokenLayout("role_first", 1, 0, leading_events=1)
 PAIRED = TokenLayout("paired", 2, 0)
 PAIRED_WITH_DONE = TokenLayout("paired_with_done", 2, 1)
 SEVERAL_TOKENS_PER_EVENT = TokenLayout("several_tokens_per_event", 1, 0, identified=False)
+BUNCHED = TokenLayout("bunched", 1, 0, identified=False)
 
 _EVENT_BY_EVENT = (PLAIN, SINGLE_WITH_DONE, ROLE_FIRST, PAIRED, PAIRED_WITH_DONE)
-LAYOUTS = {layout.name: layout for layout in (NO_EVENTS, *_EVENT_BY_EVENT, SEVERAL_TOKENS_PER_EVENT)}
+LAYOUTS = {layout.name: layout for layout in (NO_EVENTS, *_EVENT_BY_EVENT, SEVERAL_TOKENS_PER_EVENT, BUNCHED)}
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,11 @@ class EventTotals:
 
 
 def trusted_lengths(requests: Rows) -> pl.DataFrame:
-    """``request_index``, ``trusted_tokens`` (null if only re-tokenised), ``completed`` (bool)."""
+    """``request_index``, ``output_tokens``, ``trusted_tokens`` (null if only re-tokenised), ``completed`` (bool)."""
     trusted = pl.col("output_tokens_source").ne_missing("re-tokenised")
     return requests.select(
         "request_index",
+        "output_tokens",
         pl.when(trusted).then(pl.col("output_tokens")).alias("trusted_tokens"),
         pl.col("status").eq("ok").fill_null(False).alias("completed"),
     )
@@ -114,18 +117,25 @@ def detect_layout(events: TokenEvents | None, requests: Rows) -> TokenLayout:
     """
     if events is None:
         return NO_EVENTS
+    gaps, layout, bunched = _stamped(events, requests)
+    if gaps.is_empty():
+        return NO_EVENTS
+    return _decide(gaps, layout) if bunched is None else BUNCHED
+
+
+def _stamped(events: TokenEvents, requests: Rows) -> tuple[pl.DataFrame, TokenLayout, Bunches | None]:
+    """Gaps of up to some 500 completed requests with their lengths, how they are stamped, and how they are bunched."""
     lengths = trusted_lengths(requests)
     candidates = lengths.filter("completed") if lengths["completed"].any() else lengths
     chosen = candidates["request_index"].gather_every(max(1, candidates.height // _SAMPLED_REQUESTS))
     sampled = stamps_of(events, chosen.to_numpy())
     gaps = query(_SAMPLED_GAPS, _GAP_SCHEMA, {"tiny_us": TINY_GAP_US}, sampled=rows_of(sampled)).frame()
-    if gaps.is_empty():
-        return NO_EVENTS
-    return _decide(gaps.join(lengths, on="request_index", how="left"))
+    gaps = gaps.join(lengths, on="request_index", how="left")
+    layout = _stamping(gaps) if gaps.height else NO_EVENTS
+    return gaps, layout, _bunches(sampled, gaps, layout)
 
 
-def _decide(gaps: pl.DataFrame) -> TokenLayout:
-    layout = _stamping(gaps)
+def _decide(gaps: pl.DataFrame, layout: TokenLayout) -> TokenLayout:
     data_lines = (pl.col("stamps") + layout.stamps_per_token - 1) // layout.stamps_per_token
     no_tokens = layout.leading_events + layout.closing_events
     delivered = gaps.select(((data_lines - no_tokens) / pl.col("trusted_tokens")).median()).item()
@@ -170,6 +180,56 @@ def _is_paired(gaps: pl.DataFrame, *, by_gaps: bool) -> bool:
 def _majority(frame: pl.DataFrame, vote: pl.Expr) -> bool:
     share = frame.select(vote.fill_null(False).mean()).item()
     return share is not None and share > 0.5
+
+
+_BUNCHED_FIRST, _BUNCHED_LATER = 0.3, 0.25  # shares of first gaps and of later ones; recorded streams: 0.1 at most
+_FEWEST_IN_BUNCHES = 4  # events of a request, from which it has a gap that is neither the first nor the last
+_ROUNDED_US = 10_000  # a clock that is this coarse gives tokens of short steps one stamp
+
+
+@dataclass(frozen=True)
+class Bunches:
+    """Streams that come in bunches of ``events_per_bunch`` on average, a median of ``every_us`` from one to the next.
+
+    ``begin_with_one``: the share of the streams that begin with several events at once.
+    """
+
+    events_per_bunch: float
+    every_us: float
+    begin_with_one: float
+
+
+def bunches(events: TokenEvents, requests: Rows) -> Bunches | None:
+    """How the events of a run are bunched; None where they are not, or where the first of a stream comes alone.
+
+    A first token comes alone where steps give several tokens, and where a server has a ``stream_interval``.
+    """
+    return _stamped(events, requests)[2]
+
+
+def _bunches(sampled: pl.DataFrame, gaps: pl.DataFrame, layout: TokenLayout) -> Bunches | None:
+    per_token = gaps.select((pl.col("stamps") / pl.col("output_tokens")).median()).item()
+    if layout.stamps_per_token == 2 and (per_token is None or per_token >= _IN_PAIRS):
+        sampled = sampled.filter(pl.col("event_index") % 2 == 0)
+    of = sampled.select(
+        gap_us=pl.col("time_us").diff().over("request_index"),
+        place=pl.int_range(pl.len()).over("request_index"),
+        last=pl.len().over("request_index") - 1,
+    ).filter(pl.col("place") > 0, pl.col("last") >= _FEWEST_IN_BUNCHES - 1)
+    if of.is_empty():
+        return None
+    of = of.with_columns(held=_right_after(pl.col("gap_us"), pl.col("gap_us").mean()))
+    first = of.select(pl.col("held").filter(pl.col("place") == 1).mean()).item()
+    # A stream may begin with a role and end with an event without a token.
+    later = of.select(pl.col("held").filter(pl.col("place") > 1, pl.col("place") < pl.col("last")).mean()).item()
+    if first < _BUNCHED_FIRST or later < _BUNCHED_LATER:
+        return None
+    apart_us = of.filter(~pl.col("held"))["gap_us"].to_numpy()
+    every_us, unit_us = float(np.median(apart_us)), int(np.gcd.reduce(of["gap_us"].to_numpy()))
+    if every_us < 3 * unit_us <= 3 * _ROUNDED_US:
+        return None
+    streams = of.filter(pl.col("place") == 1).height
+    return Bunches((of.height + streams) / (len(apart_us) + streams), every_us, first)
 
 
 def event_totals(events: TokenEvents, requests: Rows, layout: TokenLayout) -> EventTotals:

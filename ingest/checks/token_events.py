@@ -9,7 +9,7 @@ import polars as pl
 from blis_replay.ingest import served, stream
 from blis_replay.ingest.checks import evidence
 from blis_replay.ingest.recording import FIRST_TOKEN, Finding, Recording
-from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
+from blis_replay.ingest.stream import BUNCHED, NO_EVENTS, Bunches, EventTotals, TokenLayout, bunches
 from blis_replay.ingest.tables import Cell, Table, columns_named
 
 CHECK = "token_events"
@@ -21,6 +21,10 @@ LATE_RULE = (
     "no server knows at the first token how many will follow. Changes of TTFT from request to request must not follow "
     "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace). A token takes 0.2 ms at least. "
     "From the engine to the client a first token is not two gaps longer on its way than a last one"
+)
+BUNCHED_RULE = (
+    "a third of the streams begin with several events within 0.2 of a step and 1 ms, and so do a quarter of the later "
+    "ones.  A first token comes alone, also where a step gives several"
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.
@@ -43,6 +47,9 @@ def check(recording: Recording, context: evidence.Context) -> list[Finding]:
     if (late := stream.late_first_tokens(recording)) is not None:
         return [_late(late)]
     layout, totals = context.layout, context.events
+    events = recording.token_events
+    if layout == BUNCHED and events is not None and (bunched := bunches(events, recording.requests)) is not None:
+        return [_in_bunches(bunched)]
     # Stamps of failed requests alone say less than aggregates over the others.
     if totals is not None and layout != NO_EVENTS and (totals.requests or not layout.identified):
         itl = _from_events(recording, layout, totals)
@@ -73,6 +80,17 @@ def _late(late: stream.LateFirstTokens) -> Finding:
             "held back); TTFT and ITL are not used"
         )
     return Finding(CHECK, "unusable", FIRST_TOKEN, message, measured, LATE_RULE)
+
+
+def _in_bunches(bunched: Bunches) -> Finding:
+    """Tokens that something held back until there were several, or until a time had passed."""
+    message = (
+        f"tokens come in bunches of {bunched.events_per_bunch:.1f} stream events, one every "
+        f"{bunched.every_us / 1e3:.0f} ms; {100 * bunched.begin_with_one:.0f} % of the streams begin with a bunch, so "
+        "the first stamp is later than the first token (a proxy or the client holds tokens back); TTFT and ITL are not "
+        "used"
+    )
+    return Finding(CHECK, "unusable", FIRST_TOKEN, message, {**vars(bunched)}, BUNCHED_RULE)
 
 
 def evidence_tables(recording: Recording, context: evidence.Context) -> tuple[Table, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, write_events
@@ -18,6 +20,7 @@ from blis_replay.ingest.served import is_paired, published_itl
 from blis_replay.ingest.store import open_store
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import (
+    BUNCHED,
     NO_EVENTS,
     PAIRED,
     PAIRED_WITH_DONE,
@@ -296,3 +299,73 @@ def test_requests_whose_tokens_came_at_once_are_counted(last_us: list[int], foun
     made = recording(requests=requests(30, output_tokens=[40] * 30, ttft_us=[500_000] * 30, e2e_us=last_us))
     noted = [f for f in run_checks(made)[0] if (f.check, f.metric, f.severity) == ("token_events", "ttft", "note")]
     assert [(f.measured["requests"], f.measured["of"]) for f in noted] == found
+
+
+def in_groups(times: list[int], size: int) -> list[int]:
+    """The same tokens, passed on when there are ``size`` of them; the rest at the end."""
+    return [times[min((i // size + 1) * size, len(times)) - 1] + i % size for i in range(len(times))]
+
+
+def streams(change: Callable[[list[int]], list[int]], *, step_us: int = 18_000, tokens: int = 40) -> list[list[int]]:
+    """30 streams of ``tokens`` to twice as many tokens, a step of ``step_us`` ± 10 % apart, as a client stamps them."""
+    draw = np.random.default_rng(7)
+    stamps = []
+    for _ in range(30):
+        steps_us = step_us * draw.uniform(0.9, 1.1, draw.integers(tokens, 2 * tokens))
+        stamps.append(change((draw.integers(10**6) + np.cumsum(steps_us)).astype(int).tolist()))
+    return stamps
+
+
+def found_in(tmp_path: Path, stamps: list[list[int]], lengths: list[int]) -> tuple[TokenLayout, list[Finding]]:
+    """First tokens after 500 ms, and the layout with what is unusable."""
+    ends = [500_000 + times[-1] - times[0] for times in stamps]
+    made = requests(len(stamps), output_tokens=lengths, ttft_us=500_000, e2e_us=ends)
+    findings, layout = run_checks(recording(requests=made, token_events=write_events(tmp_path / "events", stamps)))
+    return layout, [one for one in findings if one.check == "token_events" and one.severity == "unusable"]
+
+
+@pytest.mark.parametrize(
+    ("change", "events"),
+    [
+        *((lambda times, size=size: in_groups(times, size), size) for size in (2, 3, 4, 5, 8, 16)),
+        # Every 100 ms: 100 / 18 tokens.
+        (lambda times: [-(-at // 100_000) * 100_000 for at in times], 5.6),
+        (lambda times: [-(-at // 100_000) * 100_000 + i * 70 for i, at in enumerate(times)], 5.6),
+        # Both stamps of each token.
+        (lambda times: paired(in_groups(times, 3), closing=0), 6),
+    ],
+)
+def test_first_tokens_of_streams_in_bunches_are_late(
+    tmp_path: Path, change: Callable[[list[int]], list[int]], events: float
+) -> None:
+    """The first stamp is that of the last token of a bunch: neither TTFT nor single gaps can be told."""
+    stamps = streams(change)
+    layout, (stop,) = found_in(tmp_path, stamps, [len(times) for times in streams(list)])
+    assert (layout, stop.metric) == (BUNCHED, "first token")
+    assert stop.measured["events_per_bunch"] == pytest.approx(events, rel=0.15)  # the last of a stream is smaller
+
+
+@pytest.mark.parametrize(
+    ("change", "step_us", "tokens"),
+    [
+        (list, 18_000, 40),
+        # The first token alone, then steps of three tokens: accepted drafts.
+        (lambda times: [times[0], *in_groups(times[1:], 3)], 18_000, 40),
+        # A clock of whole milliseconds, and 0.4 ms per step.
+        (lambda times: [at // 1000 * 1000 for at in times], 400, 60),
+        # Prefills of others between: each tenth step takes 0.5 s.
+        (lambda times: [at + i // 10 * 500_000 for i, at in enumerate(times)], 3_000, 40),
+        # A role, few tokens and a closing event.
+        (lambda times: [times[0] - 40, *times, times[-1] + 40], 18_000, 3),
+        # A client that is late for each tenth event.
+        (lambda times: [times[i + (i % 10 == 9 and i + 1 < len(times))] for i in range(len(times))], 18_000, 40),
+        (paired, 18_000, 40),
+    ],
+)
+def test_first_tokens_that_come_alone_are_first(
+    tmp_path: Path, change: Callable[[list[int]], list[int]], step_us: int, tokens: int
+) -> None:
+    stamps, whole = (streams(of, step_us=step_us, tokens=tokens) for of in (change, list))
+    layout, stops = found_in(tmp_path, stamps, [len(times) for times in whole])
+    assert layout != BUNCHED
+    assert [stop.metric for stop in stops] == []
