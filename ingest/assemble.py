@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from blis_replay.ingest.readers.experiment_config import (
     read_experiment_config,
     read_load_config,
 )
-from blis_replay.ingest.readers.files import Progress, RecordedFile
+from blis_replay.ingest.readers.files import Progress, RecordedFile, Tally
 from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.requests import (
@@ -45,6 +46,8 @@ from blis_replay.ingest.readers.server.metrics import read_metrics
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
+    BY_CLIENT,
+    ONE_TABLE,
     PUBLISHED,
     RECORDED,
     REQUEST_SCHEMA,
@@ -61,7 +64,7 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows
 from blis_replay.ingest.served import published
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
-from blis_replay.ingest.slice import sliced
+from blis_replay.ingest.slice import others_among, others_in_flight, sliced
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
 
@@ -147,6 +150,7 @@ class _Assembly:
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
+        self.findings: tuple[Finding, ...] = ()  # of files that are not read
         self.files_of_rows = np.empty(0, str)  # the client's file of each request, in the order of the files
         self.server = ServerSide(self.scratch, self.missing)
 
@@ -205,7 +209,7 @@ class _Assembly:
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             load_profile=self.declared,
-            findings=findings,
+            findings=(*findings, *self.findings),
         )
         return self._part(place(recording, self.scratch))
 
@@ -298,27 +302,50 @@ class _Assembly:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         best: RequestsRead | None = None
         used = used_form = ""
+        unread: list[tuple[formats.RequestFormat, RecordedFile, str]] = []  # with the reason
         # A table whose columns the user has named is what is meant.
         for form in sorted(request_formats(), key=lambda form: not (form.name == TABLE and self._table_is_meant())):
-            if not (file := self._one(form.name)):
+            if not (found := self.known.get(form.name, [])):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
             if best is not None and best.rows.height and not sums_up:
-                self.unused[file.name] = f"the requests are those of {used}"
+                unread += ((form, file, f"the requests are those of {used}") for file in found)
                 continue
             if form.name == TABLE and traces.requests is not None and not self._table_is_meant():
                 why = "the server traced its requests; --columns says that this table is the client's"
-                self.unused[file.name] = why
+                self.unused |= {file.name: why for file in found}
                 continue
-            read = self._read(form, files := self.known[form.name])
+            files = found if self.source.part is not None else found[:1]
+            unread += ((form, file, f"{files[0].name} is read; {BY_CLIENT}") for file in found[len(files) :])
+            read = self._read(form, files)
             if best is not None and sums_up:
                 best = with_summary(best, read)
             elif read.rows.height or (best is None and len(read.aggregates)):
                 best, used_form = read, form.name
-                used = file.name if len(files) == 1 else f"{len(files)} files"
+                used = files[0].name if len(files) == 1 else f"{len(files)} files"
+        self.unused |= {file.name: why for _form, file, why in unread}
+        if best is not None and best.rows.height:
+            self._count_unread(best, used, unread)
         if traces.requests is None:
             return best
         return self.server.paired_with(traces.requests, best, used, self.files_of_rows)
+
+    def _count_unread(
+        self, best: RequestsRead, used: str, unread: Iterable[tuple[formats.RequestFormat, RecordedFile, str]]
+    ) -> None:
+        """What requests the files have that are not read: the same ones, or others that the server had to serve."""
+        beside, dated = Counter[str](), True
+        for form, file, _why in unread:
+            try:  # its rejected records are not those of this recording
+                read = form.read(replace(file, tally=Tally()), self.folder / "stamps-of-others")
+            except RecordingError:
+                continue
+            count, by_clock = others_among(best, read)
+            if count:
+                beside[file.name], dated = count, dated and by_clock
+                self.unused[file.name] = f"{used} is read; {ONE_TABLE}"
+        when = "were in flight meanwhile" if dated else "may have been in flight (no clock in common says when)"
+        self.findings = (*others_in_flight(beside, best.rows.height, when, ONE_TABLE),)
 
     def _read(self, form: formats.RequestFormat, files: Sequence[RecordedFile]) -> RequestsRead:
         """The requests of the files of one format, together."""

@@ -228,6 +228,8 @@ Severity = Literal["note", "corrected", "unusable"]
 # that are not first tokens, and all stamps of a client that is late for every token.
 WAY, FIRST_TOKEN, STAMPS = "way to the client", "first token", "stamps of the client"
 BY_CLIENT = "--by client makes an experiment of each"  # of several loads of one server in a folder
+# Where the loads came at one time, or nothing says when.
+ONE_TABLE = "put the requests of one run into one table, or ingest each file by itself if its load came alone"
 NOT_CHECKED = "nothing to check"  # threshold of a finding that says what a check lacks
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.checks.ledger import CHECK, FEW_OTHERS, OTHERS, RULE
+from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import NOT_KNOWN, REBUILT, Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -126,7 +128,15 @@ def sliced(recording: Recording, mine: Bools, files: NDArray[np.str_], *, with_r
         aggregates=_counters(recording.aggregates, with_report),
         prefix_hit_rate=rate if rate == 0 else None,  # it covers all requests; 0 of all is 0 of these
         missing=(*recording.missing, *remarks),
-        findings=(*recording.findings, *_others(Counter(names[beside]), int(mine.sum()))),
+        findings=(
+            *recording.findings,
+            *others_in_flight(
+                Counter(names[beside]),
+                int(mine.sum()),
+                "were in flight during this part",
+                "begin and end the part where the server was idle",
+            ),
+        ),
     )
 
 
@@ -153,13 +163,51 @@ def _counters(aggregates: pl.DataFrame, with_report: bool) -> pl.DataFrame:
     return kept.with_columns(one.alias("value"))
 
 
-def _others(beside: Counter[str], own: int) -> Iterable[Finding]:
-    """What the requests of others in flight meanwhile mean."""
+def others_in_flight(beside: Counter[str], own: int, when: str, remedy: str) -> Iterable[Finding]:
+    """What requests of others mean that were in flight with the ``own``, by file."""
     if not beside:
         return
     named = ", ".join(f"{count:,} of {name}" for name, count in sorted(beside.items()))
-    message = f"requests of others were in flight during this part, and are not replayed: {named}"
+    message = f"requests of others {when}, and are not replayed: {named}"
     many = beside.total() > max(OTHERS * own, FEW_OTHERS)
     if many:
-        message += "; what can be replayed is not what was served: begin and end the part where the server was idle"
+        message += f"; what can be replayed is not what was served: {remedy}"
     yield Finding(CHECK, "unusable" if many else "note", "", message, {**beside, "requests": own}, RULE)
+
+
+_LATENCIES = ("ttft_us", "e2e_us")
+_SAME_US, _ROUNDED_US = 100, 10_000  # between the latencies of a request in two files; at most, where one is rounded
+
+
+def others_among(read: RequestsRead, unread: RequestsRead) -> tuple[int, bool]:
+    """How many requests of a file that is not read were in flight with those read, or may have been.
+
+    And whether a clock says so.  Requests with the same latencies are the same ones; lengths and ids tell nothing, as
+    two clients may send one dataset and count from 0.  Requests without latencies are a load that was to be sent.
+    """
+    frames = [of.rows.frame(["sent_us", *_LATENCIES]) for of in (read, unread)]
+    timed = [name for name in _LATENCIES if all(frame[name].count() for frame in frames)]
+    mine, others = (frame.drop_nulls(timed) for frame in frames)
+    if not timed or (read.placed.startswith(REBUILT) and unread.placed.startswith(REBUILT)):
+        return 0, False
+    near, units = np.zeros(others.height, np.bool_), []
+    for name in timed:
+        rounded_us = max(int(np.gcd.reduce(frame[name].to_numpy())) for frame in (mine, others))
+        units.append(min(max(_SAME_US, rounded_us), _ROUNDED_US))
+    known = _keys(mine, timed, units, (0, 0))
+    for shift in product((-1, 0, 1), repeat=len(timed)):
+        near |= np.isin(_keys(others, timed, units, shift), known)
+    others = others.filter(~near)
+    if read.clock_kind != unread.clock_kind or read.clock_kind == "relative":
+        return others.height, False
+    begin, end = mine["sent_us"].min(), (mine["sent_us"] + mine[timed[-1]]).max()
+    beside = (others["sent_us"] <= end) & (others["sent_us"] + others[timed[-1]] >= begin)
+    return int(beside.sum()), True
+
+
+def _keys(frame: pl.DataFrame, names: Sequence[str], units: Sequence[int], shift: Sequence[int]) -> Int64s:
+    """A number per row: rows are equal in all columns, to a unit, if their numbers are; ``shift`` is in units."""
+    keys = np.zeros(frame.height, np.int64)
+    for name, unit, moved in zip(names, units, shift, strict=False):
+        keys = (keys << 31) + frame[name].to_numpy() // unit + moved
+    return keys

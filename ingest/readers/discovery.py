@@ -33,7 +33,7 @@ from blis_replay.ingest.readers.formats import (
 )
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, listed
 from blis_replay.ingest.readers.tables.records import first_record, may_have
-from blis_replay.ingest.recording import BY_CLIENT, SourceFile
+from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000
 MAX_UNKNOWN_HASHED_BYTES = 1 << 30
@@ -199,6 +199,7 @@ def _of_different_names(sources: list[Source]) -> list[Source]:
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
     """The known files of a recording by kind (``formats.file_kinds``), in the order of their names, and the others.
 
+    Without a part, of each format of requests the first file is read, and the others are counted.
     Raises :class:`RecordingError` for a missing directory, and for a name that cannot be that of an experiment.
     """
     if not source.slug or printable(source.slug) != source.slug:
@@ -218,16 +219,15 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         several = file_kinds()[kind].several if kind else False
         several |= source.part is not None and kind in forms
         twin, stem = _twin(known.get(kind, []), kind, file.name, several), _stem(file.name)
+        is_copy = any(file.name in (other.name + ".gz", other.name + ".zst") for other in known.get(kind, []))
         other_result = "" if kind in forms or stem in read else unread.get(stem, "")
         if kind in forms:
             unread.update({stem: file.name} if twin else {})
             read.update([] if twin else [stem])
-        if kind and not twin and not other_result:
+        if kind and not other_result and (not twin or (kind in forms and not is_copy)):
             known.setdefault(kind, []).append(file)
             continue
-        is_copy = file.name in (twin + ".gz", twin + ".zst")
-        remedy = f"; {BY_CLIENT}" if kind in forms and not is_copy else ""
-        size, why = file.path.stat().st_size, f"{kind} (not used: {twin} is read{remedy})" if twin else "unknown"
+        size, why = file.path.stat().st_size, f"{kind} (not used: {twin} is read)" if twin else "unknown"
         if kind and other_result:
             why = f"{kind} (not used: it belongs to {other_result}, which is not read)"
         others.append(SourceFile(file.name, why, size, file.sha256() if size <= MAX_UNKNOWN_HASHED_BYTES else ""))

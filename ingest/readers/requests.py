@@ -20,6 +20,7 @@ from blis_replay.ingest.readers.documents import US_PER_S
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    ONE_TABLE,
     PROMPT_SCHEMA,
     REQUEST_PROMPT_SCHEMA,
     REQUEST_SCHEMA,
@@ -173,7 +174,7 @@ def together(parts: Mapping[str, RequestsRead], scratch: Scratch, said_by: str |
         return parts[first]
     if len(kinds := {part.clock_kind for part in parts.values()}) > 1 or kinds == {"relative"}:
         problem = f"it has no clock in common with {', '.join(others)}"
-        raise RecordingError(first, "", problem, "name one client's file with those of the server")
+        raise RecordingError(first, "", problem, ONE_TABLE)
     writer, before = scratch.writer(READ_SCHEMA), 0
     counts, offsets = [], []
     for part in parts.values():

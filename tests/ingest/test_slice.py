@@ -9,9 +9,11 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -21,7 +23,7 @@ from blis_replay.ingest.checks.ledger import entries
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import Part, Source, only_source, sources_of
-from blis_replay.ingest.recording import BY_CLIENT, Recording
+from blis_replay.ingest.recording import BY_CLIENT, ONE_TABLE, Recording
 
 pytestmark = pytest.mark.slow
 
@@ -172,3 +174,60 @@ def test_each_load_stage_is_an_experiment(tmp_path: Path) -> None:
     for source, period_us, count in zip(sources, (1_000_000, 100_000), (3, 5), strict=True):
         with read_recording(source) as part:
             assert part.requests["arrival_us"].to_list() == [i * period_us for i in range(count)]
+
+
+HEAD = "request_id,start_time_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms"
+HOUR_S, MONDAY_S = 3_600.0, 1_767_600_000.0
+
+
+def load(zero_s: float = 0.0, *, seed: int = 1) -> list[tuple[str, float, int, int, float, float]]:
+    """60 requests, 10 per second: id, send (s), prompt and output tokens, TTFT and E2E (ms)."""
+    draw = np.random.default_rng(seed)
+    return [(f"r{i}", zero_s + i / 10, 50 + i % 7, 20, draw.uniform(50, 90), draw.uniform(400, 900)) for i in range(60)]
+
+
+def of_files(folder: Path, *files: Iterable[Iterable[object]]) -> Recording:
+    """What is found in a folder of tables ``0.csv``, ``1.csv``, ... with these rows."""
+    folder.mkdir()
+    for number, rows in enumerate(files):
+        lines = [HEAD, *(",".join(map(str, row)) for row in rows), ""]
+        (folder / f"{number}.csv").write_text("\n".join(lines))
+    with read_recording(folder) as recording:
+        return replace(recording, findings=run_checks(recording)[0])
+
+
+@pytest.mark.parametrize(
+    ("read", "unread", "others"),
+    [
+        (load()[::2], load()[1::2], 30),  # two generators, each counting from its own start
+        (load()[:40], load()[30:], 20),  # an export in two pages
+        (load(), load(seed=2), 60),  # one dataset, sent twice: the same ids and lengths
+        (load(MONDAY_S), load(MONDAY_S + 3, seed=2), 36),  # 3 s later, and the last answer comes after 6.5 s
+        (load(MONDAY_S), load(MONDAY_S + HOUR_S, seed=2), 0),
+        (load(), load(MONDAY_S), 0),  # the same requests by another clock,
+        (load(), [(*row[:4], round(row[4]), round(row[5])) for row in load()], 0),  # and rounded to ms
+    ],
+)
+def test_requests_of_files_that_are_not_read_count_as_those_of_others(
+    tmp_path: Path, read: list[tuple[object, ...]], unread: list[tuple[object, ...]], others: int
+) -> None:
+    """Half of a load replays as a faster server; nothing but their latencies tells the same requests from others."""
+    recording = of_files(tmp_path / "run", read, unread)
+    stops = [one for one in recording.findings if one.severity == "unusable"]
+    assert [(one.check, one.metric, one.measured["1.csv"]) for one in stops] == [("ledger", "", others)] * (others > 0)
+    assert all(ONE_TABLE in one.message for one in stops)
+    why = {file.name: file.kind for file in recording.files}["1.csv"]
+    assert (ONE_TABLE if others else BY_CLIENT) in why
+    assert ("may have been" in "".join(one.message for one in stops)) == (others > 0 and float(str(read[0][1])) == 0)
+
+
+def test_a_load_that_was_to_be_sent_is_not_of_others(tmp_path: Path) -> None:
+    recording = of_files(tmp_path / "run", load(), [(*row[:4], "", "") for row in load(seed=2)])
+    assert [one for one in recording.findings if one.severity == "unusable"] == []
+
+
+def test_clients_without_a_common_clock_are_not_parts_of_one_recording(tmp_path: Path) -> None:
+    of_files(tmp_path / "run", load()[::2], load()[1::2])
+    part = parts_of(only_source(tmp_path / "run"), "client")[0]
+    with pytest.raises(RecordingError, match=ONE_TABLE), read_recording(part):
+        pass

@@ -19,7 +19,16 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
-from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
+from blis_replay.ingest.recording import (
+    ONE_TABLE,
+    STEP_SCHEMA,
+    Finding,
+    Recording,
+    Setting,
+    SharedPrefix,
+    Stage,
+    empty_frame,
+)
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
@@ -310,6 +319,8 @@ def test_nothing_is_fitted_to_what_contradicts_itself(busy: Recording) -> None:
     """A finding without a metric: all of the recording is in doubt."""
     contradicted = replace(busy, findings=(Finding("ledger", "unusable", "", "client 100, server 118 requests"),))
     assert all(why_not_fitted(contradicted, data) for data in ("auto", "steps", "latencies"))
+    says = replace(busy, findings=(Finding("ledger", "unusable", "", f"30 of b.csv are not replayed: {ONE_TABLE}"),))
+    assert str(why_not_fitted(says, "auto", "record this load again")).endswith(f"{ONE_TABLE})")
 
 
 def test_a_first_token_that_waits_for_the_output_is_none(busy: Recording) -> None:

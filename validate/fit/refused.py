@@ -10,7 +10,7 @@ from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.datasheets import bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.ingest.checks import prefix_cache
-from blis_replay.ingest.recording import BY_CLIENT, FIRST_TOKEN, STAMPS, WAY, Recording
+from blis_replay.ingest.recording import BY_CLIENT, FIRST_TOKEN, ONE_TABLE, STAMPS, WAY, Recording
 from blis_replay.validate.fit.evidence import is_load_level, known_architecture
 from blis_replay.validate.metrics.observed import overloaded
 
@@ -62,8 +62,9 @@ def why_not_fitted(recording: Recording, data: DataChoice, remedy: str = "") -> 
         other: Data = "latencies" if kind == "steps" else "steps"
         is_usable = other in _kinds(recording, "auto") and _unusable(recording, other) is None
         if (why := _unusable(recording, kind)) is not None:
+            says_what_to_do = BY_CLIENT in why or ONE_TABLE in why
             remedies = filter(
-                None, ("" if BY_CLIENT in why else remedy, f"fit with --from {other}" if is_usable else "")
+                None, ("" if says_what_to_do else remedy, f"fit with --from {other}" if is_usable else "")
             )
             return "; ".join(filter(None, (f"{recording.slug}: {why}", ", or ".join(remedies))))
     return None
