@@ -50,16 +50,18 @@ class Argument:
     """An engine argument that may be stated wrongly.
 
     ``decides``: the measurement that shows it.  ``values``: those to try, by the number that step records show (None
-    without), the recording and its stated arguments.  ``label``: of the component.  ``whys``: of a switch, why it is
-    wrong, by the server's value.  ``seen``: SQL for the number that steps show; ``counts``: that in words, where a
-    larger one proves the stated argument wrong.  ``default``: if nothing is stated; None: no bound.  ``mode``: the
-    field of the replay mode that overrides this argument; it is tried only where that is ``recorded``.  ``last``: tried
-    only where nothing else explains.  ``scheduled``: equal schedules prove it right.
+    without), the recording and its stated arguments; ``between``: any value between two of them is as likely.
+    ``label``: of the component.  ``whys``: of a switch, why it is wrong, by the server's value.  ``seen``: SQL for the
+    number that steps show; ``counts``: that in words, where a larger one proves the stated argument wrong.
+    ``default``: if nothing is stated; None: no bound.  ``mode``: the field of the replay mode that overrides this
+    argument; it is tried only where that is ``recorded``.  ``last``: tried only where nothing else explains.
+    ``scheduled``: equal schedules prove it right.
     """
 
     name: str
     decides: str
     values: Callable[[int | None, Recording, Stated], tuple[int | bool, ...]] = lambda *_: (False, True)
+    between: bool = False
     label: str = ""
     whys: Mapping[bool, str] = field(default_factory=dict)
     seen: str = ""
@@ -130,6 +132,7 @@ ARGUMENTS = (
         "max_num_seqs",
         "running and waiting depth (step records or /metrics)",
         lambda seen, _recording, _stated: (seen,) if seen else _SEQS,
+        between=True,
         seen="max(running_depth)",
         counts="requests run at once",
     ),
@@ -137,6 +140,7 @@ ARGUMENTS = (
         "max_num_batched_tokens",
         "tokens a step (step records)",
         lambda seen, _recording, _stated: tuple(one for one in _BUDGETS if not seen or one >= MIN_OF_BUDGET * seen),
+        between=True,
         seen="max(prefill_tokens + decode_tokens)",
         counts="tokens in a step",
     ),
@@ -146,11 +150,13 @@ ARGUMENTS = (
         lambda _seen, _recording, stated: tuple(
             one for one in _THRESHOLDS if one < int(stated.get("max_num_batched_tokens", DEFAULT_BUDGET))
         ),
+        between=True,
     ),
     Argument(
         BLOCKS,
         "KV blocks in all (step records, or the server's start-up log)",
         _block_ladder,
+        between=True,
         label="KV blocks",
         seen="max(kv_blocks_total)",
     ),

@@ -14,13 +14,14 @@ import numpy as np
 from blis_replay.base.arrays import Floats
 from blis_replay.replay.engine import engine_values
 from blis_replay.validate.explain.hypothesis import Hypothesis
-from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
+from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, Argument, argument_hypothesis
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
 from blis_replay.validate.explain.trial import Trial
 
 MAX_WORSE = 2.0  # an input that multiplies the error by more is out: a fit would have to hide nearly all that it does
 MAX_VALUES = 3  # values of one argument beside which step time and delays are fitted: those that leave least without
-MIN_RUNGS, BETWEEN = 4, 24  # numbers of KV blocks: rungs of a ladder, and values tried between two of them
+MIN_RUNGS = 4  # an argument with fewer values to try has none between them
+BETWEEN, BETWEEN_FITS = 12, 4  # parts of the span around the best rung that are tried at once, as it is and fitted
 SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wait, or after a short one
 MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this many times those of the best ...
 MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
@@ -52,12 +53,16 @@ def best_input(stated: Trial, groups: Sequence[Sequence[Hypothesis]]) -> Scored 
         return None
     fitted = stated.fit().left
     for group in groups:
-        scored = _scored(group, stated)
-        scored += _scored(_blocks_between(scored, stated), stated)
+        rungs = _scored(group, stated)
+        between = [one for argument in ARGUMENTS for one in _between(argument, group, rungs, stated)]
+        scored = [*rungs, *between]
         # Of a real server much is left whatever is tried, so little is gained by a fit beside the right input.
         found = (
             _best(best_first(scored, min(MIN_GAIN, MAX_LEFT * fitted, before - MIN_GAIN)), stated, before)
-            or (fitted >= MIN_GAIN and _best(_beside_a_fit(scored, before, fitted), stated, fitted, _NO_STEP_TIME))
+            or (
+                fitted >= MIN_GAIN
+                and _best(_beside_a_fit(group, rungs, between, stated, fitted), stated, fitted, _NO_STEP_TIME)
+            )
             or (fitted >= MIN_GAIN and _best(best_first(scored, min(fitted, MAX_LEFT * before)), stated, before))
             or _of_depths(scored, stated)
         )
@@ -76,29 +81,62 @@ def _alike(trial: Trial, other: Trial) -> bool:
     return np.array_equal(trial.difference_as_is, other.difference_as_is, equal_nan=True)
 
 
-def _blocks_between(scored: Sequence[Scored], stated: Trial) -> list[Hypothesis]:
-    """Numbers of KV blocks between the best rung of the ladder and its neighbours: any number is as likely."""
-    rungs = sorted((int(one.hypothesis.engine[BLOCKS]), one.left) for one in scored if BLOCKS in one.hypothesis.engine)
-    if len(rungs) < MIN_RUNGS:
-        return []
-    place = min(range(len(rungs)), key=lambda i: rungs[i][1])
-    if rungs[place][1] > stated.left - MIN_GAIN:
-        return []
-    low, high = rungs[max(place - 1, 0)][0], rungs[min(place + 1, len(rungs) - 1)][0]
-    values = range(low + 1, high, max((high - low) // BETWEEN, 1))
-    before = engine_values(stated.replayed.recording).get(BLOCKS)
-    return [argument_hypothesis(BLOCKS, value, before) for value in values]
+def _between(
+    argument: Argument, group: Sequence[Hypothesis], tried: Sequence[Scored], stated: Trial, *, fitted: bool = False
+) -> list[Scored]:
+    """Values of an argument between the best that was tried and its neighbours, ever nearer to the best of them.
+
+    A rung below the limit of a server makes a queue without end, and one above it none: neither need explain anything.
+    ``fitted``: errors are those beside a fit, which takes as long as a hundred trials.
+    """
+    name, found, before = argument.name, list[Scored](), np.inf if fitted else stated.left
+    known = engine_values(stated.replayed.recording).get(name, argument.default)
+    values = {int(one.engine[name]) for one in group if name in one.engine}
+    if not argument.between or len(values) < MIN_RUNGS:
+        return found
+    left = dict.fromkeys(values if known is None else {*values, int(known)}, before)
+    new = [one for one in tried if name in one.hypothesis.engine]
+    while True:
+        left |= {int(one.hypothesis.engine[name]): one.left for one in new}
+        best = min(left, key=lambda value: (left[value], value))
+        low = max((value for value in left if value < best), default=best)
+        high = min((value for value in left if value > best), default=best)
+        stride = max((high - low) // (BETWEEN_FITS if fitted else BETWEEN), 1)
+        values = {*range(low + stride, high, stride)} - left.keys()
+        if not (best and values) or (found and left[best] > before - MIN_GAIN):  # 0: without a limit
+            return found
+        left |= dict.fromkeys(values, before)
+        new = _scored([argument.hypothesis(value, known) for value in sorted(values)], stated)
+        new = [_fitted(one) for one in new] if fitted else new
+        found += new
 
 
-def _beside_a_fit(scored: Sequence[Scored], before: float, fitted: float) -> list[Scored]:
-    """Those beside which a fit leaves least, if that is clearly less than beside the inputs as stated."""
-    promising: dict[str, list[Scored]] = {}
-    for one in sorted(scored, key=lambda one: one.left):
-        of_name = promising.setdefault(one.hypothesis.name, [])
-        if one.left <= MAX_WORSE * before and len(of_name) < MAX_VALUES:
-            of_name.append(one)
-    beside = [replace(one, left=one.trial.fit().left) for of_name in promising.values() for one in of_name]
+def _fitted(one: Scored) -> Scored:
+    return replace(one, left=one.trial.fit().left)
+
+
+def _beside_a_fit(
+    group: Sequence[Hypothesis], rungs: Sequence[Scored], between: Sequence[Scored], stated: Trial, fitted: float
+) -> list[Scored]:
+    """Those beside which a fit leaves least, if that is clearly less than beside the inputs as stated.
+
+    Of each name the best rungs, the best value ``between`` them, and where that explains others between these.
+    """
+    beside = list[Scored]()
+    for name in dict.fromkeys(one.hypothesis.name for one in rungs):
+        few = [*_best_of(name, rungs, stated)[:MAX_VALUES], *_best_of(name, between, stated)[:1]]
+        fits = [_fitted(one) for one in few]
+        if any(explains(fitted, one.left) for one in fits):
+            of_name = [argument for argument in ARGUMENTS if argument.title == name]
+            fits += [one for argument in of_name for one in _between(argument, group, fits, stated, fitted=True)]
+        beside += fits
     return best_first(beside, MAX_LEFT * fitted) if any(explains(fitted, one.left) for one in beside) else []
+
+
+def _best_of(name: str, scored: Sequence[Scored], stated: Trial) -> list[Scored]:
+    """Those of a name that do not multiply the error, best first."""
+    of_name = [one for one in scored if one.hypothesis.name == name and one.left <= MAX_WORSE * stated.left]
+    return sorted(of_name, key=lambda one: one.left)
 
 
 _NO_STEP_TIME, _MEAN = "what no step time and no delay explains", "the mean difference of requests"
@@ -131,6 +169,10 @@ def _or_more(ranked: list[Scored], stated: Trial) -> Hypothesis:
     if len(alike) < 2:
         return best.hypothesis
     before = engine_values(stated.replayed.recording).get(name)
+    largest = next(one for one in ARGUMENTS if one.name == name).values(None, stated.replayed.recording, {})[-1]
+    unbounded = stated.put_right(argument_hypothesis(name, largest, before))
+    if unbounded is None or not _alike(unbounded, best.trial):
+        return best.hypothesis
     return argument_hypothesis(name, min(alike), before, at_least=True)
 
 
