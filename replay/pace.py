@@ -18,7 +18,8 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.observed import observed_cycles, placed_anchors
 
 # A step that took this many times as long as others like it, or STALL_US longer, was held up; no fit counts it either.
-_HELD_UP = 10.0
+# With a bound of 3 eleven live runs are off from a fit to their own steps by 2.1 % in the mean, with this by 0.6 %.
+HELD_UP = 10.0
 # Parts of a run: of fewer no interval is made.
 _FEWEST = 20
 # Steps whose tokens differ by at most this share, or by one, have the same batch.
@@ -140,9 +141,14 @@ def _by_steps(recording: Recording, trace: RequestTrace, engine: EngineConfig, e
         np.bincount(part, column).astype(np.float64)
         for column in (steps.observed_us[alike], steps.modelled_us[alike], np.ones(len(part)))
     )
-    usual_us = np.median(recorded_us / modelled_us) * modelled_us
-    kept = (recorded_us <= _HELD_UP * usual_us) & (recorded_us - usual_us <= STALL_US * count)
+    kept = ~held_up(recorded_us / count, modelled_us / count)
     return Pace(recorded_us[kept], modelled_us[kept])
+
+
+def held_up(recorded_us: Floats, modelled_us: Floats) -> Bools:
+    """bool[parts]: whether something else than their batches made steps long; both are the means of a part."""
+    usual_us = np.median(recorded_us / modelled_us) * modelled_us
+    return (recorded_us > HELD_UP * usual_us) | (recorded_us - usual_us > STALL_US)
 
 
 def _by_requests(recording: Recording, trace: RequestTrace, engine: EngineConfig, entry: ModelEntry) -> Pace | None:

@@ -16,38 +16,47 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_for_reading, read_stored
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.observed import observed_cycles
-from blis_replay.replay.pace import ForcedSteps, served_alike
+from blis_replay.replay.pace import ForcedSteps, recorded_pace, served_alike
+from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.cycles import nature_of, recorded_nature, stretch_of
 from blis_replay.validate.explain.hypothesis import Replayed
 
 
-def steps_off(factor: float, held_up_every: int) -> ForcedSteps:
-    """Decode steps of some 12 ms by the model; recorded ones take ``factor`` of it, and every so manieth ten times."""
+def steps_off(factor: float, held_up_every: int, times: int = 20) -> ForcedSteps:
+    """Decode steps of some 12 ms by the model; recorded ones take ``factor`` of it, and every so manieth 20 times."""
     draw = np.random.default_rng(0)
     decodes = draw.integers(1, 64, 2_000)
     modelled_us = 10_000 + 50 * decodes
     recorded_us = np.rint(factor * modelled_us).astype(np.int64)
-    recorded_us[::held_up_every] *= 10
+    recorded_us[::held_up_every] *= times
     batch = np.column_stack([0 * decodes, decodes, 500 * decodes])
     start_us = np.cumsum(recorded_us) - recorded_us
     return ForcedSteps(start_us, start_us, recorded_us, modelled_us, batch)
 
 
 def test_steps_that_are_held_up_are_told_from_the_pace_of_the_others() -> None:
-    """0.9 of the model but for one in 25, which takes 9 times as long: 24/25 * 0.9 + 1/25 * 9 = 1.224 of all."""
+    """0.9 of the model but for one in 25, which takes 18 times as long: 24/25 * 0.9 + 1/25 * 18 = 1.584 of all."""
     steps = steps_off(0.9, held_up_every=25)
     nature = nature_of(steps, np.arange(2_000))
     assert nature is not None
     assert nature.is_held_up
-    np.testing.assert_allclose(nature.of_all, 1.224, rtol=0.01)
-    # 9 / 25 of 1.224 is time of steps that are held up.
-    np.testing.assert_allclose((nature.factor, nature.held_up, nature.held_up_time), (0.9, 0.04, 0.294), rtol=0.01)
-    assert "4.0 % of steps, 29." in nature.words
+    np.testing.assert_allclose(nature.of_all, 1.584, rtol=0.01)
+    # 18 / 25 of 1.584 is time of steps that are held up.
+    np.testing.assert_allclose((nature.factor, nature.held_up, nature.held_up_time), (0.9, 0.04, 0.4545), rtol=0.01)
+    assert "4.0 % of steps, 45." in nature.words
     assert (
-        "take over 3 times what others do; the others take 10.0 % less time than the coefficients say" in nature.words
+        "take over 10 times what others do; the others take 10.0 % less time than the coefficients say" in nature.words
     )
+
+
+def test_a_step_that_a_fit_counts_is_not_held_up() -> None:
+    """0.9 of the model but for one in 25, which takes five times as long: (24 + 5) / 25 * 0.9 = 1.044 of all."""
+    nature = nature_of(steps_off(0.9, held_up_every=25, times=5), np.arange(2_000))
+    assert nature is not None
+    assert nature.factor == pytest.approx(1.044, rel=0.005)
+    assert nature.held_up == 0
 
 
 def test_a_long_step_counts_as_long_as_it_takes() -> None:
@@ -96,6 +105,11 @@ def test_a_pace_that_is_replayed_is_no_longer_off(bundled_store: Path) -> None:
     natures = [recorded_nature(replace(modelled, mode=parse_mode(mode)), cycles) for mode in ("exact", "pace=recorded")]
     factors = [nature.factor for nature in natures if nature is not None]
     assert factors == pytest.approx([0.88, 1.0], abs=0.03)
+    # What ``validate`` says of the same steps is the same.
+    plan = plan_replay(recording, modelled.mode, modelled.entry)
+    pace = recorded_pace(recording, plan.trace, plan.engine, modelled.entry)
+    assert pace is not None
+    assert pace.factor == pytest.approx(factors[0], abs=0.005)
 
 
 def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> None:

@@ -11,7 +11,7 @@ import polars as pl
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.replay.observed import stalled_us
-from blis_replay.replay.pace import ForcedSteps, at_pace, forced_steps, served_alike
+from blis_replay.replay.pace import HELD_UP, ForcedSteps, at_pace, forced_steps, held_up, served_alike
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.change_points import changes
@@ -25,7 +25,6 @@ PACE = "pace"
 _STEP_COSTS = (PACE, "an empty step", "a prefill token", "a decode", "a context token")
 MIN_INTERVALS = 200  # between two anchors
 BLOCK = 25  # neighbouring intervals that are drawn together
-HELD_UP = 3.0  # steps that take over this many times as long as others are held up: one in five of a real server
 ALIKE = 1.5  # only steps within this factor of the usual show which cost is wrong
 SURE = 0.975  # share of the draws in which the best explanation must win
 MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
@@ -134,8 +133,9 @@ def nature_of(steps: ForcedSteps, interval: Int64s) -> Nature | None:
     ratio = observed_us / modelled_us
     off = np.abs(np.log(ratio / np.median(ratio)))
     causes = np.stack([modelled_us, *batch]) / modelled_us
+    held = held_up(observed_us, modelled_us)
     # Steps by the time they take: the sum of recorded over that of modelled times, as in ``replay.pace``.
-    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count * modelled_us, 0))
+    factors, pairs = _one_by_one(causes[:1], ratio, np.where(held, 0, count * modelled_us))
     explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(ALIKE), count, 0))
     low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
     factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
@@ -145,10 +145,10 @@ def nature_of(steps: ForcedSteps, interval: Int64s) -> Nature | None:
         sums = [part[..., 0].sum(axis=0) for part in np.array_split(pairs, 4)]
         least = min(product / max(square, 1e-12) / (factor - 1) for product, square in sums)
         cost = PACE if least >= MIN_ALL_ALONG else None
-    held_up = np.where((ratio > np.median(ratio)) & (off >= np.log(HELD_UP)), count, 0)
-    of_time = float((held_up * observed_us).sum() / (count * observed_us).sum())
+    of_held = np.where(held, count, 0)
+    of_time = float((of_held * observed_us).sum() / (count * observed_us).sum())
     of_all = float((count * observed_us).sum() / (count * modelled_us).sum())
-    return Nature(cost, factor, low, high, of_all, float(held_up.sum() / count.sum()), of_time)
+    return Nature(cost, factor, low, high, of_all, float(of_held.sum() / count.sum()), of_time)
 
 
 def stretch_of(steps: ForcedSteps) -> Stretch | None:
