@@ -24,6 +24,7 @@ from blis_replay.replay.observed import (
 from blis_replay.replay.prefix import prefix_identity
 from blis_replay.validate.explain.cycles import recorded_nature
 from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Hypothesis, Replayed, Standing, stalled
+from blis_replay.validate.explain.inputs import LENGTHS
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, explains, worsens
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
@@ -186,6 +187,8 @@ def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | N
     changed = with_costs(entry, fit.at)
     left = f"their mean difference falls from {100 * trial.left:.1f} to {100 * fit.left:.1f} %"
     basis = f"not recorded; fitted to the latencies of {trial.target.observed_us.shape[1]:,} requests: {left}"
+    if not {LENGTHS, PROMPTS} <= proved.keys():
+        basis += "; wrong token counts can look the same, so compare them with the server's usage or /metrics"
     found = []
     for name, costs in _COSTS.items():
         lifecycle = {delay: getattr(changed.lifecycle, delay) for delay in _DELAYS[name]}

@@ -26,7 +26,7 @@ from blis_replay.validate.explain.rule import best_first, explains, worsens
 from blis_replay.validate.explain.schedule import said_by_schedule
 from blis_replay.validate.explain.search import best_input
 from blis_replay.validate.explain.trial import trial_of
-from blis_replay_labs.planted.causes import argument, scheduling
+from blis_replay_labs.planted.causes import argument, line, scheduling
 from blis_replay_labs.planted.faults import Cause, Fault, planted_case, with_steps
 
 
@@ -98,6 +98,15 @@ def test_lengths_that_the_server_counts_alike_are_proved_right(recording: Record
     frame = recording.requests.frame()
     more = replace(recording, requests=rows_of(frame.with_columns(pl.col("output_tokens") * 5 // 4)))
     assert set(counted_alike(more)) == {PROMPTS}
+
+
+def test_a_step_time_by_latencies_alone_says_what_would_look_the_same() -> None:
+    """Steps of 1.25 times the length; wrong counts of tokens look so, if nothing proves the client's counts right."""
+    case = planted_case(Fault("", (line(intercept=1.25),), "client", "tiny"))
+    replayed = Replayed(case.recording, ReplayMode(), case.release.models[0], case.release)
+    for proved, said in (({}, True), (dict.fromkeys((LENGTHS, PROMPTS), "as many at the server"), False)):
+        (step_time,) = (one for one in parts_of(replayed, proved)[0] if one.name == STEP_TIME)
+        assert ("wrong token counts" in step_time.basis) == said
 
 
 def test_a_limit_that_the_load_never_reaches_is_that_or_more() -> None:
