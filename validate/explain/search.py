@@ -95,6 +95,7 @@ def _between(
     if not argument.between or len(values) < MIN_RUNGS:
         return found
     left = dict.fromkeys(values if known is None else {*values, int(known)}, before)
+    seen = {known} if fitted else {*left}
     new = [one for one in tried if name in one.hypothesis.engine]
     while True:
         left |= {int(one.hypothesis.engine[name]): one.left for one in new}
@@ -102,9 +103,11 @@ def _between(
         low = max((value for value in left if value < best), default=best)
         high = min((value for value in left if value > best), default=best)
         stride = max((high - low) // (BETWEEN_FITS if fitted else BETWEEN), 1)
-        values = {*range(low + stride, high, stride)} - left.keys()
+        seen |= {int(one.hypothesis.engine[name]) for one in new}
+        values = {low, *range(low + stride, high, stride), high} - seen
         if not (best and values) or (found and left[best] > before - MIN_GAIN):  # 0: without a limit
             return found
+        seen |= values
         left |= dict.fromkeys(values, before)
         new = _scored([argument.hypothesis(value, known) for value in sorted(values)], stated)
         new = [_fitted(one) for one in new] if fitted else new
