@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 280,
-    "lines of the instrument": 58_066,
+    "lines of the instrument": 58_069,
     "lines of labs": 14_068,
     "lines of scripts": 5_235,
-    "lines of tests": 41_865,
+    "lines of tests": 41_866,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_143}
 
