@@ -31,7 +31,9 @@ def grouped(state: k.State, engine: EngineConfig) -> k.State:
         usable = min(usable * len(engine.kv_cache_groups), MOST_BLOCKS)
     table = np.zeros(count, k.GROUP)
     for i, group in enumerate(groups):
-        table[i] = (_KINDS[group.kind], group.size, most_admitted(group, engine), groups.index(group), 2 * i * width)
+        first, most = groups.index(group), most_admitted(group, engine)
+        alike = groups.count(group) if first == i else 0
+        table[i] = (_KINDS[group.kind], group.size, most, first, alike, 2 * i * width)
     grouping = np.zeros(1, k.GROUPING)
     retention = engine.prefix_cache_retention_interval
     grouping["retention"] = g.DENSE if retention is None else retention

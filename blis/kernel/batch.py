@@ -32,7 +32,6 @@ from blis_replay.blis.kernel.state import (
     LAST_IN_FLIGHT,
     NONE,
     PREFILLING,
-    WIDEN,
     State,
     compiled,
     separate,
@@ -124,7 +123,17 @@ def of_mean_layer(state: State) -> None:
             context, attended = growing * batch.context_tokens, growing * attended
         batch.whole_context_tokens = batch.context_tokens
         batch.context_tokens = (2 * context + layers) // (2 * layers)
-        batch.attended_tokens = (2 * attended + layers) // (2 * layers)
+        if batch.attended_tokens > 0:  # most steps have no prefill, and a division takes as long as the rest
+            batch.attended_tokens = (2 * attended + layers) // (2 * layers)
+
+
+@compiled
+def widen(state: State, step: int) -> None:
+    """On from ``step`` to the next one, in which each decode attends to one token more (``groups``)."""
+    at, slot = state.at, (step + 1) & state.config.ring_mask
+    at.decoding_attended += at.widening - state.attended_less[slot]
+    at.widening -= state.widening_less[slot]
+    state.attended_less[slot] = state.widening_less[slot] = 0
 
 
 @compiled
@@ -256,7 +265,7 @@ def end_decodes(state: State) -> None:
     at = state.at
     at.decoding_context += state.batch.served
     if state.config.windowed == 1:
-        call_operation(state.config.groups_at, WIDEN, state, NONE, 0, 0)
+        widen(state, at.step)
     if state.finish_head[at.step & state.config.ring_mask] != NONE:
         end_last_decodes(state)
 

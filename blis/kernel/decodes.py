@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.tables import call_operation
-from blis_replay.blis.kernel.batch import end_last_decodes, of_mean_layer
+from blis_replay.blis.kernel.batch import end_last_decodes, of_mean_layer, widen
 from blis_replay.blis.kernel.queues import finish_all
-from blis_replay.blis.kernel.state import LEAVE_DUE, NEVER, NONE, UNKEYED, WIDEN, State, compiled
+from blis_replay.blis.kernel.state import LEAVE_DUE, NEVER, NONE, UNKEYED, State, compiled
 from blis_replay.blis.kernel.step_time import quick_duration_us
 
 
@@ -71,8 +71,7 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         this.admitted = this.preempted = this.finished = 0
         context += decodes
         if windowed:
-            at.step = step
-            call_operation(config.groups_at, WIDEN, state, NONE, 0, 0)
+            widen(state, step)
         last = finish_head[step & mask]
         if not asynchronous:
             ended = last

@@ -24,7 +24,7 @@ from blis_replay.blis.kernel.free_queue import (
     unlink,
 )
 from blis_replay.blis.kernel.pool import blocks_for, full_blocks, modulo_block, split
-from blis_replay.blis.kernel.queues import computed_now, in_flight_input, leave_bucket
+from blis_replay.blis.kernel.queues import computed_now, in_flight_input, last_token_step, leave_bucket
 from blis_replay.blis.kernel.state import (
     ADMIT,
     ATTENDED,
@@ -40,7 +40,6 @@ from blis_replay.blis.kernel.state import (
     NONE,
     OF_WINDOWS,
     UNKEYED,
-    WIDEN,
     State,
     Table,
     compiled,
@@ -79,8 +78,6 @@ def operate(operation: int, address: int, request: int, first: int, second: int)
         end_attending(state, request, first)
     elif operation == ATTENDED:
         return attended_through(state, first + second) - attended_through(state, first)
-    elif operation == WIDEN:
-        widen(state)
     else:
         release(state, request, first)
     return 0
@@ -355,7 +352,7 @@ def leave(state: State, request: int, computed: int, cached: int) -> None:
     note_next(state, request)
     if state.requests[request].status == DECODING:
         await_leaving(state, request, state.at.step + 1)
-        if modulo_block(state, state.leaving[request].due) != state.leaving[request].slot:
+        if leaving_slot(state, request) != state.leaving[request].slot:
             forget_leaving(state, request)
             enter_leaving(state, request)
 
@@ -499,11 +496,20 @@ def await_leaving(state: State, request: int, step: int) -> None:
 
 
 @compiled
+def leaving_slot(state: State, request: int) -> int:
+    """The bucket of the step in which a decoding request leaves a block; NONE if it ends before."""
+    due = state.leaving[request].due
+    return modulo_block(state, due) if due <= last_token_step(state, request) else NONE
+
+
+@compiled
 def enter_leaving(state: State, request: int) -> None:
     """Into the bucket of the step in which a block is left, in the order of the running list."""
     this = state.leaving[request]
-    slot, before, after = modulo_block(state, this.due), NONE, NONE
+    slot, before, after = leaving_slot(state, request), NONE, NONE
     this.slot = slot
+    if slot == NONE:
+        return
     after = state.leave_head[slot]
     while after != NONE and state.requests[after].admission < state.requests[request].admission:
         before, after = after, state.leaving[after].next
@@ -519,7 +525,8 @@ def enter_leaving(state: State, request: int) -> None:
 @compiled
 def forget_leaving(state: State, request: int) -> None:
     """A request decodes no more, or leaves a block in another step."""
-    leave_bucket(state.leaving, state.leave_head, state.leaving[request].slot, request)
+    if state.leaving[request].slot != NONE:
+        leave_bucket(state.leaving, state.leave_head, state.leaving[request].slot, request)
 
 
 @separate
@@ -570,15 +577,15 @@ def attended_through(state: State, tokens: int) -> int:
     """KV tokens that the first ``tokens`` tokens of a request attend to, with themselves, summed over the groups."""
     total = 0
     for g in range(len(state.groups)):
-        kind, size = state.groups[g].kind, state.groups[g].window
-        growing = tokens
+        kind, size, alike = state.groups[g].kind, state.groups[g].window, state.groups[g].alike
+        growing, whole = tokens, 0
         if kind == WINDOW:
             growing = min(tokens, size)
-            total += (tokens - growing) * size
-        elif kind == CHUNK:
+            whole = (tokens - growing) * size
+        elif kind == CHUNK and tokens >= size:
             growing = tokens % size
-            total += tokens // size * (size * (size + 1) // 2)
-        total += growing * (growing + 1) // 2
+            whole = tokens // size * (size * (size + 1) // 2)
+        total += alike * (whole + growing * (growing + 1) // 2)
     return total
 
 
@@ -609,28 +616,19 @@ def note_attending(state: State, request: int, context: int, sign: int) -> int:
     growth, last, mask = 0, state.facts[request].total_tokens, state.config.ring_mask
     offset = state.requests[request].step_offset - 1  # a decode with n tokens is in the step n + offset
     for g in range(len(state.groups)):
-        kind, size = state.groups[g].kind, state.groups[g].window
-        growth += 1
+        kind, size, alike = state.groups[g].kind, state.groups[g].window, state.groups[g].alike
+        growth += alike
         if kind == WINDOW:
             if context >= size:
-                growth -= 1
+                growth -= alike
             elif size <= last:
-                state.widening_less[(size + offset) & mask] += sign
-        elif kind == CHUNK:
+                state.widening_less[(size + offset) & mask] += sign * alike
+        elif kind == CHUNK and alike > 0:
             begins = ((context - 1) // size + 1) * size + 1
             while begins <= last:
-                state.attended_less[(begins + offset) & mask] += sign * size
+                state.attended_less[(begins + offset) & mask] += sign * alike * size
                 begins += size
     return growth
-
-
-@compiled
-def widen(state: State) -> None:
-    """On to the next step, in which each decode attends to one token more."""
-    at, slot = state.at, (state.at.step + 1) & state.config.ring_mask
-    at.decoding_attended += at.widening - state.attended_less[slot]
-    at.widening -= state.widening_less[slot]
-    state.attended_less[slot] = state.widening_less[slot] = 0
 
 
 # -- The cache ---------------------------------------------------------------------------------

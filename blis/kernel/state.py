@@ -42,7 +42,7 @@ NONE = -1
 NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED, PARKED = range(8)
 
 # -- What ``groups.operate`` does, at ``Config.groups_at`` ----------------------------------
-FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, BEGIN_DECODING, END_DECODING, RELEASE, ATTENDED, WIDEN = range(11)
+FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, BEGIN_DECODING, END_DECODING, RELEASE, ATTENDED = range(10)
 
 # -- Config.uncached_blocks_first: of whose freed blocks those without contents are taken first
 EVERYWHERE, OF_WINDOWS = 1, 2
@@ -165,6 +165,7 @@ class Group:
     window: i64  # tokens of the window or of the chunk
     most_admitted: i64  # blocks of a request that an admission counts at most, NONE: all
     first_alike: i64  # the first group of the same layers: they are looked up together
+    alike: i64  # of that first one: how many such groups there are, itself included; else 0
     column: i64  # of its runs of blocks in State.table
 
 
@@ -283,7 +284,7 @@ class Leaving:
     junction: i32  # tokens of a prefix that some groups have and others have not
     next_left: i32  # processed tokens with which a window leaves its first block
     due: i32  # while decoding, the step in which it does
-    slot: i32  # the list of State.leave_head that the request is in
+    slot: i32  # the list of State.leave_head that the request is in, NONE: it ends before
     next: i32  # there, in the order of the running list
     previous: i32
 

@@ -98,6 +98,7 @@ CHUNK, STATE = KvCacheGroup("chunk", 64), KvCacheGroup("state")
         # The chunks: 1 + ... + 64 and 1 + ... + 36, so 2,746; then 37, 38, 39.
         ((CHUNK, FULL), 3_898, [69, 70, 71]),
         ((STATE, STATE, STATE, FULL), 1_263, [25, 26, 26]),
+        ((STATE, STATE), 0, [0, 0, 0]),
     ],
 )
 def test_a_batch_has_what_a_mean_layer_attends_to(
