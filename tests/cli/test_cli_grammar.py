@@ -27,7 +27,7 @@ SHORT = {"--experiment": "-e", "--out": "-o", "--verbose": "-v", "--quiet": "-q"
 STREAMS = {"record"}
 
 
-CONTEXT = click.Context(cli, info_name="blis-replay")
+CONTEXT = click.Context(cli, info_name="blis-replay", **cli.context_settings)
 # Every command with its name, those of groups too.
 COMMANDS = {
     verb.command_path.removeprefix("blis-replay "): verb.command
