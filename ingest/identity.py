@@ -97,10 +97,27 @@ def _hashed(columns: Sequence[NDArray[np.generic]]) -> Keys:
     return (mixed >> np.uint64(16)).astype(np.uint32)
 
 
+_MOST_SHIFTED = 50  # requests that a copy may lack at its begin
+
+
 def shared_requests(one: Recording, other: Recording) -> float:
-    """The share of the requests of ``other`` that are in the first recording too, 0 to 1."""
-    keys = request_keys(other)
-    return float(np.isin(keys, request_keys(one)).mean()) if len(keys) else 0.0
+    """The largest share of the requests of ``other`` that have the latencies of those of ``one``, in the same order.
+
+    To 0.1 ms, or to what either side rounds to, 10 ms at most.  Requests at the begin or the end may lack.
+    """
+    sides, units = [], [_TENTH_OF_MS_US]
+    for recording in (one, other):
+        rows = recording.requests.frame(["ttft_us", "e2e_us"]).drop_nulls("e2e_us")
+        sides.append(rows.fill_null(0).to_numpy().astype(np.int64))
+        units.append(int(np.gcd.reduce(sides[-1], axis=None)) if rows.height else 0)
+    known, found = sides
+    most, near_us = 0, min(max(units), 10 * _MS_US)
+    for shift in {*range(-_MOST_SHIFTED, _MOST_SHIFTED + 1), len(known) - len(found)}:
+        of_one, of_other = known[max(shift, 0) :], found[max(-shift, 0) :]
+        both = min(len(of_one), len(of_other))
+        alike = np.abs(of_one[:both] - of_other[:both]) <= near_us
+        most = max(most, int(alike.all(axis=1).sum()))
+    return most / max(len(found), 1)
 
 
 def sketch_of(recording: Recording) -> str | None:

@@ -81,16 +81,16 @@ def failed_share(recording: Recording) -> float | None:
 def failed_waiting(recording: Recording) -> Bools:
     """bool[requests]: failed in a queue: with no first token, by a time-out, after a second, or nobody knows when.
 
-    None if nine of ten answered requests waited for less than a second, as then there was no queue.  What is refused
-    at once, or breaks off in its answer, was not in one.
+    But for time-outs none if nine of ten answered requests waited for less than a second, as then there was no queue.
+    What is refused at once, or breaks off in its answer, was not in one.
     """
     rows = recording.requests.frame(["status", "arrival_us", "ttft_us", "e2e_us"])
     late_us = rows.filter(pl.col("status") == "ok")["ttft_us"].quantile(_PATIENT)
-    known = (pl.col("status") == "timeout") | (pl.col("e2e_us") > QUEUE_US)
+    queued = pl.lit(late_us is None or late_us > QUEUE_US)
+    waited = (pl.col("status") == "timeout").fill_null(False) | (queued & (pl.col("e2e_us") > QUEUE_US).fill_null(True))
     failed = ~pl.col("status").is_in(["ok", "aborted"]).fill_null(False)
-    chosen = rows.select(failed & pl.col("ttft_us").is_null() & known.fill_null(True)).to_series().to_numpy()
-    queued = late_us is None or late_us > QUEUE_US
-    return chosen & ~served.refused(recording) & queued
+    chosen = rows.select(failed & pl.col("ttft_us").is_null() & waited).to_series().to_numpy()
+    return chosen & ~served.refused(recording)
 
 
 def _too_many_fail(recording: Recording) -> bool:

@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 280,
-    "lines of the instrument": 58_078,
+    "lines of the instrument": 58_098,
     "lines of labs": 14_068,
     "lines of scripts": 5_235,
-    "lines of tests": 41_867,
+    "lines of tests": 41_895,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_152}
 

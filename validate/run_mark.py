@@ -25,13 +25,12 @@ def run_mark(recording: Recording) -> RunMark:
 def same_run(one: RunMark, other: RunMark) -> bool:
     """Whether two recordings may be of one run: of one model at one time, or as many requests in one server's file.
 
-    A server's log may be of several loads, so a shared one alone says nothing.
+    A server's log may be of several loads, so a shared one says nothing where clocks do.
     """
     if None not in (one.model, other.model) and one.model != other.model:
         return False
-    if {*one.server_files} & {*other.server_files} and abs(one.requests - other.requests) <= _AS_MANY * one.requests:
-        return True
     if one.sent_us is None or other.sent_us is None:
-        return False
+        as_many = abs(one.requests - other.requests) <= _AS_MANY * one.requests
+        return as_many and not {*one.server_files}.isdisjoint(other.server_files)
     together_us = min(one.sent_us[1], other.sent_us[1]) - max(one.sent_us[0], other.sent_us[0])
-    return together_us > _TOGETHER * (other.sent_us[1] - other.sent_us[0])
+    return together_us > _TOGETHER * min(last_us - first_us for first_us, last_us in (one.sent_us, other.sent_us))

@@ -138,6 +138,16 @@ def test_another_side_of_the_same_run_is_known_by_what_its_server_wrote(
     assert use_of(release, renamed(seen, seen.requests.frame())) == use
 
 
+def test_two_loads_of_as_many_requests_in_one_log_are_told_apart_by_their_clocks(
+    runs: tuple[Recording, Recording],
+) -> None:
+    """Levels of a sweep: 240 requests each, one after the other, beside the log of all."""
+    seen = replace(runs[1], clocks=(EPOCH,), files=(SourceFile("vllm.log.gz", "server log", 1, "ab" * 32),))
+    first_us, last_us = run_mark(seen).sent_us or (0, 0)
+    before = replace(run_mark(seen), sent_us=(first_us - 400_000_000, last_us - 400_000_000))
+    assert use_of(marked(before), renamed(seen, seen.requests.frame())) == "held out"
+
+
 def test_the_clock_of_any_side_places_a_run(runs: tuple[Recording, Recording]) -> None:
     monotonic, server = replace(EPOCH, kind="monotonic"), replace(EPOCH, name="server")
     mark = run_mark(replace(runs[0], clocks=(monotonic, server)))

@@ -119,7 +119,9 @@ def gate(
         if first is recording:
             jobs.append(GateJob(observed, candidate, baseline, policy, extrapolate, repeated.get(slug)))
         else:
-            left_out[slug] = f"a copy of {first.alias}"
+            left_out[slug if recording.alias in (first.alias, *left_out) else recording.alias] = (
+                f"a copy of {first.alias}"
+            )
     judgements = map_jobs(judge_experiment, jobs, **pool)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
