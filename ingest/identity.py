@@ -97,13 +97,13 @@ def _hashed(columns: Sequence[NDArray[np.generic]]) -> Keys:
     return (mixed >> np.uint64(16)).astype(np.uint32)
 
 
-_MOST_SHIFTED = 50  # requests that a copy may lack at its begin
+_MOST_SHIFTED = 50  # requests that may be missing at the beginning of a copy
 
 
 def shared_requests(one: Recording, other: Recording) -> float:
     """The largest share of the requests of ``other`` that have the latencies of those of ``one``, in the same order.
 
-    To 0.1 ms, or to what either side rounds to, 10 ms at most.  Requests at the begin or the end may lack.
+    To 0.1 ms, or to what either side rounds to, 10 ms at most.  Requests at the beginning or the end may be missing.
     """
     sides, units = [], [_TENTH_OF_MS_US]
     for recording in (one, other):

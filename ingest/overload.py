@@ -84,7 +84,7 @@ def failed_waiting(recording: Recording) -> Bools:
     But for time-outs none if nine of ten answered requests waited for less than a second, as then there was no queue.
     What is refused at once, or breaks off in its answer, was not in one.
     """
-    rows = recording.requests.frame(["status", "arrival_us", "ttft_us", "e2e_us"])
+    rows = recording.requests.frame(["status", "ttft_us", "e2e_us"])
     late_us = rows.filter(pl.col("status") == "ok")["ttft_us"].quantile(_PATIENT)
     queued = pl.lit(late_us is None or late_us > QUEUE_US)
     waited = (pl.col("status") == "timeout").fill_null(False) | (queued & (pl.col("e2e_us") > QUEUE_US).fill_null(True))

@@ -183,7 +183,7 @@ def _majority(frame: pl.DataFrame, vote: pl.Expr) -> bool:
 
 
 _BUNCHED_FIRST, _BUNCHED_LATER = 0.3, 0.25  # shares of first gaps and of later ones; recorded streams: 0.1 at most
-_FEWEST_IN_BUNCHES = 4  # events of a request, from which it has a gap that is neither the first nor the last
+_FEWEST_IN_BUNCHES = 4  # events of a request; fewer have no gap between the first and the last one
 _ROUNDED_US = 10_000  # a clock that is this coarse gives tokens of short steps one stamp
 
 

@@ -85,7 +85,7 @@ def _failures(recording: Recording) -> list[Finding]:
         "share": share,
         "without_prompt_length": no_prompt,
     }
-    rule = "any failed request; of a run most of which fail without an overload nothing is judged"
+    rule = "any failed request; nothing is judged where most fail without an overload"
     return [Finding(CHECK, "unusable" if most else "note", "", message, measured, rule)]
 
 
