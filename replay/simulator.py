@@ -9,7 +9,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReleaseError, ReplayError, TraceError
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.release import UNKNOWN_HARDWARE, CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.plan import ReplayPlan
@@ -75,15 +75,32 @@ def model_of(recording: Recording) -> str:
 def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: bool = False) -> ModelEntry:
     """The coefficients of a release for a recording; raises ``ReleaseError`` if it has none.
 
-    ``extrapolate``: where none were fitted to its tensor parallelism and data type, those of its model on others.
+    ``extrapolate``: where none were fitted to its tensor parallelism, data type and GPU, those of its model on others.
     """
     model = model_of(recording)
     try:
-        return release.entry_for(model, recording.tensor_parallelism, recording.alias, recording.served_dtype)
+        entry = release.entry_for(model, recording.tensor_parallelism, recording.alias, recording.served_dtype)
     except ReleaseError:
         if not extrapolate:
             raise
         return release.entry_for(model, None, recording.alias)
+    if not extrapolate:
+        _refuse_other_gpu(release, recording)
+    return entry
+
+
+def _refuse_other_gpu(release: CoefficientRelease, recording: Recording) -> None:
+    """Raise ``ReleaseError`` where release and recording name different GPUs: an error of 0 would be luck."""
+    recorded = recording.hardware
+    if recorded is None or release.hardware == recorded or UNKNOWN_HARDWARE in release.hardware:
+        return
+    from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
+
+    if not same_gpu(recorded, release.hardware):
+        raise ReleaseError(
+            f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on {recorded}; "
+            "calibrate on a run of that machine, or write coefficients for its GPU with `blis-replay coefficients make`"
+        )
 
 
 @dataclass(frozen=True)

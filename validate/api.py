@@ -212,7 +212,7 @@ def timeline_window(
 def explain(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> Answer:
     """Where the error comes from: a row per part of the error of each mean and p99.
 
-    ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
+    ``part``: ``error``, each component, and ``unexplained``; ``share_us``: of a component its Shapley value with
     bounds of 95 %.
 
     Example: ``br.explain("34b-general", replay="scheduling=synchronous").frame``

@@ -23,6 +23,9 @@ from blis_replay.blis.latency.models import FirstUse, LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.latency import LatencyOfKind
 
+# The hardware of a release that was fitted to recordings that do not name theirs.
+UNKNOWN_HARDWARE = "not recorded"
+
 # The delays that a release may have.
 DELAYS = tuple(
     name.removesuffix("_us") for name in Lifecycle.__dataclass_fields__ if name.endswith("_us") and name != "stamp_us"

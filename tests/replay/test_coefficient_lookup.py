@@ -1,4 +1,4 @@
-"""Whose coefficients a recording gets from a release with two entries that differ in the data type only."""
+"""Whose coefficients a recording gets, by data type and GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from planted import Planted, planted_recording, wrong_simulator
 
-from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.base.errors import ReleaseError
+from blis_replay.blis.releases.release import UNKNOWN_HARDWARE, CoefficientRelease
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of
@@ -54,3 +55,21 @@ def test_every_verb_takes_the_entry_of_the_served_data_type(
     scored = score(Observed(served_fp8, None), release)
     assert scored.problem is None
     assert scored.step_mape is not None and scored.step_mape < 0.1
+
+
+@pytest.mark.parametrize(
+    ("recorded", "release_of", "refused"),
+    [("A100-80GB", "H100-SXM-80GB", True), ("NVIDIA H100 80GB HBM3", "H100", False), ("CPU", UNKNOWN_HARDWARE, False)],
+)
+def test_no_verb_takes_coefficients_of_another_gpu(
+    planted: Planted, release: CoefficientRelease, recorded: str, release_of: str, refused: bool
+) -> None:
+    """An error of 0 on a machine that the coefficients are not for would be luck; `--extrapolate` asks for it."""
+    right = wrong_simulator(planted)
+    served, of_gpu = replace(right.recording, hardware=recorded), replace(right.release, hardware=release_of)
+    assert entry_of(of_gpu, served, extrapolate=True) == of_gpu.models[0]
+    if refused:
+        with pytest.raises(ReleaseError, match=recorded):
+            replay(served, of_gpu)
+    else:
+        assert replay(served, of_gpu).entry == of_gpu.models[0]

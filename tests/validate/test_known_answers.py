@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 CSV = ("--columns", "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms")
 V29, V32 = "live-vllm-0.29/q8c-coefficients.yaml", "cpu-vllm-0.32.0"
-UNBLAMED = "no component"
+UNBLAMED = "unexplained"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from blis_replay.base.engine_packs import known_release
+from blis_replay.blis.releases.release import UNKNOWN_HARDWARE
 from blis_replay.ingest.recording import OVERLOAD_CHECK, PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.engine import layers_in_words
@@ -340,7 +341,7 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     """Coefficients are of one GPU, data type and vLLM: the recording ran on another, or does not say on which GPU."""
     recording, run = comparison.recording, comparison.run
     release, entry, remarks = run.release, run.entry, []
-    if (recorded := recording.hardware or "not recorded") != release.hardware:
+    if (recorded := recording.hardware or UNKNOWN_HARDWARE) != release.hardware:
         from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
 
         if not same_gpu(recorded, release.hardware):

@@ -59,7 +59,7 @@ QUANTITIES: tuple[MetricStatistic, ...] = (
 MEANS = tuple(i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean")
 
 Subset = frozenset[int]
-NO_COMPONENT = "no component"  # the rest of an error
+UNEXPLAINED = "unexplained"  # the rest of an error
 
 
 def all_subsets(players: int) -> list[Subset]:
@@ -153,7 +153,7 @@ class Attribution:
     @property
     def parts(self) -> list[tuple[str, tuple[Estimate, ...]]]:
         """What sums to the error: the share of each component, and the rest, by name."""
-        return [*((cause.component.name, cause.shares) for cause in self.causes), (NO_COMPONENT, self.residual)]
+        return [*((cause.component.name, cause.shares) for cause in self.causes), (UNEXPLAINED, self.residual)]
 
     def relative_error(self, i: int) -> float | None:
         """Simulated over observed, less one; None where either is not known."""

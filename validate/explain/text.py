@@ -28,10 +28,7 @@ from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import percent_span, predicted
 
-_QUEUE = (
-    "the recording is overloaded, so its latencies measure how long the queue has grown; the errors below are those of "
-    "the queue, and `blis-replay validate` judges what was served instead"
-)
+_QUEUE = "the recording is overloaded, so its latencies measure how long the queue has grown"
 
 
 # Measurements that a sentence lists; where more would decide, one recording has all of them.
@@ -76,6 +73,8 @@ def advice_of(attribution: Attribution) -> list[Advice]:
                 "server's (median and sum of the recorded batches, whatever requests they were of)"
             )
         return [Advice(sentence) for sentence in lost]
+    if _only_a_queue(attribution):
+        return [Advice(f"{_QUEUE}, and it has no data to test the components: no error is explained")]
     if named := blames(attribution):
         explained: set[tuple[str, bool]] = set()
         return [_explained(attribution, blame, explained) for blame in named]
@@ -95,23 +94,29 @@ def advice_of(attribution: Attribution) -> list[Advice]:
 def attribution_answer(attribution: Attribution) -> Answer:
     """Shares of the means and of the p99s, what they rest on, and the sentences; times in ms for programs.
 
-    The rows: ``part`` is ``error``, each component, and ``no component``; ``share_us`` of a component is its Shapley
+    The rows: ``part`` is ``error``, each component, and ``unexplained``; ``share_us`` of a component is its Shapley
     value with bounds of 95 %.
     """
     replaced = [f"- {cause.component.name}: {cause.component.basis}" for cause in attribution.causes]
     names = {cause.component.name for cause in attribution.causes}
     others = [one for one in attribution.standings if one.name not in names and one.because]
+    shares: list[Part] = [f"{_QUEUE}; the errors below are those of the queue"] if attribution.queue else []
+    shares = [] if _only_a_queue(attribution) else [*shares, _shares(attribution)]
     page: list[Part] = [
+        Block([advice.line for advice in advice_of(attribution)]),
         _head(attribution),
-        *([Advice(_QUEUE).line] if attribution.queue else []),
-        _shares(attribution),
+        *shares,
         Block(replaced, "each component in turn replaced by"),
         Block(_standing(others, PROVED_RIGHT), "proved right"),
         Block(_standing(others, OPEN), "not replaced"),
         *(f"{names} must not be used: {why}" for why, names in _by_reason(attribution.unusable.items()).items()),
-        Block([advice.line for advice in advice_of(attribution)]),
     ]
     return Answer(page, _document(attribution), _rows(attribution))
+
+
+def _only_a_queue(attribution: Attribution) -> bool:
+    """Its latencies measure a queue, and nothing was recorded that could say why the queue grew otherwise."""
+    return attribution.queue and not attribution.causes
 
 
 def _standing(standings: Iterable[Standing], state: str) -> list[str]:
@@ -199,7 +204,7 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
     residual_us, observed_us = attribution.residual[i].value_us, attribution.observed_us[i]
     if abs(residual_us) >= max(MIN_BESIDE * abs(blame.error), MIN_CANCELLING) * observed_us:
         way = " the other way" if residual_us * blame.error < 0 else ""
-        said.append(f"{100 * abs(residual_us) / observed_us:.1f} points{way} come from no component")
+        said.append(f"{100 * abs(residual_us) / observed_us:.1f} points{way} are unexplained")
         said += _open(attribution, explained)
     # A command comes last: then it stands on a line of its own, as it can be given.
     ordered = sorted(remedies.values(), key=lambda component: bool(component.command))
@@ -264,12 +269,14 @@ def _head(attribution: Attribution) -> Block:
     intervals = "; ± is half the 95 % interval, for another recording of the load"
     none = "" if attribution.queue else "; too few requests for intervals"
     replayed = "" if attribution.mode == "exact" else f"; replay {attribution.mode}"
-    shares = f"shares in % of observed{intervals if has_intervals else none}"
+    shares = f"; shares in % of observed{intervals if has_intervals else none}"
+    if _only_a_queue(attribution):
+        shares = ""
     return Block(
         [
             Line(_named(attribution), mark=Toned(attribution.alias, "heading")),
             Line(f"  coefficients: {attribution.release}{replayed}", "    "),
-            Line(f"  {attribution.requests:,} requests; {shares}", "    "),
+            Line(f"  {counted(attribution.requests, 'request')}{shares}", "    "),
         ]
     )
 

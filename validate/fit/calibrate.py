@@ -29,6 +29,7 @@ from blis_replay.blis.latency.models import (
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, OtherForm, Scheduling, StepRange, Told
 from blis_replay.blis.releases.release import (
     DELAYS,
+    UNKNOWN_HARDWARE,
     CoefficientRelease,
     FittedOn,
     ModelEntry,
@@ -291,7 +292,7 @@ def fitted_release(
 
     Raises ``ReleaseError`` for coefficients that no release may have.
     """
-    hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
+    hardware = ", ".join(sorted({recording.hardware or UNKNOWN_HARDWARE for recording in recordings}))
     release = CoefficientRelease(
         name, "valid", summary, source, hardware, models=tuple(models), fitted_on=tuple(fitted_on)
     )

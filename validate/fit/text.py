@@ -126,11 +126,11 @@ def _fit(fit: ModelFit) -> list[Part]:
 
 
 def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
-    """An explanation with the load to record next, above its last part, which is the advice."""
+    """An explanation with the load to record next, last."""
     document = {**answer.document, "next_recording": None if asked is None else asked.document()}
-    # Its command is what `calibrate` prints: here another one comes last.
+    # Its command is what `calibrate` prints.
     said = next_parts(asked, lead="for a better fit, not for this verdict: ", with_command=False)
-    return replace(answer, page=[*answer.page[:-1], *said, answer.page[-1]], document=document)
+    return replace(answer, page=[*answer.page, *said], document=document)
 
 
 def next_parts(asked: NextRecording | None, lead: str = "", *, with_command: bool = True) -> list[Part]:

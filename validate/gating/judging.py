@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, isclose, isfinite
 
-from blis_replay.base.errors import ExperimentError, ReleaseError, faults_named
-from blis_replay.blis.latency.gpu_names import same_gpu
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.simulator import EmbeddedEngine, entry_of
+from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import compare_replay, with_draws, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
@@ -22,7 +20,7 @@ from blis_replay.validate.judgement import FITTED, HELD_OUT, OUTCOMES, Judgement
 from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
 from blis_replay.validate.metrics.uncertainty import Estimate, half_width, request_order
-from blis_replay.validate.text.messages import made_for, words
+from blis_replay.validate.text.messages import words
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
@@ -73,8 +71,6 @@ def judge_experiment(job: GateJob) -> Gated:
     """Replay one experiment with the candidate, and with the baseline if there is one, and judge it."""
     try:
         with faults_named(job.experiment.recording.slug):
-            if not job.extrapolate:
-                _refuse_other_hardware(job.candidate, job.experiment.recording)
             simulator = EmbeddedEngine(job.candidate, job.extrapolate)
             run = replay(job.experiment.recording, job.candidate, simulator=simulator)
             comparison = with_draws(compare_replay(run, job.experiment.token_gaps, queues=True), simulator)
@@ -96,17 +92,6 @@ def judge_experiment(job: GateJob) -> Gated:
         reason=reason,
         ordered={metric: _ordered(comparison, metric) for metric in job.policy.ranking.metrics},
         checks=tuple(checks),
-    )
-
-
-def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) -> None:
-    if recording.hardware is None or same_gpu(release.hardware, recording.hardware):
-        return
-    # Of a model that the release does not have, --extrapolate would be refused too: that is said first.
-    entry_of(release, recording, extrapolate=True)
-    raise ReleaseError(
-        f"release {release.name} is {made_for(release.hardware)}, and {recording.alias} was recorded on "
-        f"{recording.hardware}; gate it with --extrapolate if that is meant"
     )
 
 

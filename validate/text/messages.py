@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.errors import counted
+from blis_replay.blis.releases.release import UNKNOWN_HARDWARE
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.text.cells import percent, percent_plain, percent_span, step_times, time_span, time_text
@@ -21,7 +22,7 @@ def words(remark: Remark) -> str:
 
 def made_for(hardware: str) -> str:
     """``for H100``; of a release that was fitted to recordings of unknown hardware, that these do not name it."""
-    return "for a GPU that their recordings do not name" if hardware == "not recorded" else f"for {hardware}"
+    return "for a GPU that their recordings do not name" if hardware == UNKNOWN_HARDWARE else f"for {hardware}"
 
 
 def _named(errors: Mapping[str, float], written: Callable[[float], str]) -> str:

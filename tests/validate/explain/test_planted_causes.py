@@ -244,7 +244,7 @@ def test_sentences_say_what_is_off_and_by_which_steps(planted: Planted) -> None:
     assert "of 1 request: too few to tell it from chance" in explanations(replace(sound, requests=1))[0]
     left = tuple(Estimate(-0.2 * us, -0.2 * us, -0.2 * us) for us in sound.observed_us)
     assert (
-        "20.0 points the other way come from no component"
+        "20.0 points the other way are unexplained"
         in explanations(replace(in_vain, causes=sound.causes, residual=left))[0]
     )
     # Over-predicted, though a wrong input makes it less: what hides an error is said to.
