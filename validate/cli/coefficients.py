@@ -24,7 +24,7 @@ from blis_replay.validate.cli.options import (
     store_option,
     verb,
 )
-from blis_replay.validate.text.answer import Answer, Line, Verbatim, one_line
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, one_line
 from blis_replay.validate.text.terminal import wrap
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def releases_answer(releases: Sequence[CoefficientRelease]) -> Answer:
 
 
 def release_answer(release: CoefficientRelease) -> Answer:
-    """The release's own YAML, and why it must not be used if so; for programs with its hash.
+    """Its fitted coefficients, or all of it as YAML, and why it must not be used if so; for programs with its hash.
 
     The rows are the numbers and words of each model.  ``field`` is a place in the release, e.g.
     ``step_time.intercept``; values are as written there, with their units.
@@ -81,9 +81,9 @@ def release_answer(release: CoefficientRelease) -> Answer:
     written = format_release(release, _YAML_COLUMNS)
     try:
         release.refuse_if_invalid()
-        page = written.removesuffix("\n")
+        page, valid = written.removesuffix("\n"), True
     except ReleaseError as error:
-        page = written + wrap(f"# {error}", "# ")
+        page, valid = written + wrap(f"# {error}", "# "), False
     document = {**yaml.safe_load(written), "sha256": release.sha256}
     fields = [
         {"model": entry["model"], "tensor_parallelism": entry["tensor_parallelism"]}
@@ -91,7 +91,23 @@ def release_answer(release: CoefficientRelease) -> Answer:
         for entry in document["models"]
         for field, value in _fields({k: v for k, v in entry.items() if k not in _NAMES}, "")
     ]
-    return Answer([Verbatim(page)], document, table_of(fields))
+    return Answer([Verbatim(page)], document, table_of(fields), brief=_brief(release) if valid else ())
+
+
+def _brief(release: CoefficientRelease) -> list[Part]:
+    """The fitted coefficients of each model with their intervals; nothing of a release that is not all fitted."""
+    from blis_replay.validate.fit.text import coefficients_table
+
+    fits = [(entry, entry.fit) for entry in release.models if entry.fit is not None]
+    if len(fits) < len(release.models):
+        return []
+    title = f"{release.name}  ({release.hardware})"
+    page: list[Part] = [Block([Line(title, mark=Toned(release.name, "heading")), Line(f"  {release.summary}")])]
+    for entry, fit in fits:
+        only = f" of {'; '.join(entry.applies_to)}" if entry.applies_to else ""
+        named = f"{entry.model} tp {entry.tensor_parallelism}{only}"
+        page.append(Block([Line(f"{named}: {fit.form}", mark=Toned(named, "heading")), coefficients_table(fit)]))
+    return [*page, "more: -v prints the release file, with origin and scores"]
 
 
 def _fields(value: Any, place: str) -> list[tuple[str, str]]:
@@ -130,10 +146,10 @@ def list_releases() -> None:
     print_answer(releases_answer([parse_release(text, name) for name, text in bundled_releases().items()]))
 
 
-@coefficients_verb.command("show", short_help="Show the coefficients of a release, their origin and scores.")
+@coefficients_verb.command("show", short_help="Show the coefficients of a release.")
 @click.argument("release")
 def show(release: str) -> None:
-    """Show a release: its models, coefficients with units, origin and scores.
+    """Show a release: its coefficients; with -v all of it, as YAML.
 
     RELEASE is a name from `coefficients list`, or a YAML file.
 

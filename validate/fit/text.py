@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from blis_replay.base.errors import counted
-from blis_replay.blis.releases.fit import CoefficientFit, PartScore
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, PartScore
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
@@ -118,7 +118,7 @@ def _fit(fit: ModelFit) -> list[Part]:
         Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
         Line(f"  {fit.rows:,} {row}s; mean absolute error of a {row}: {agreement}", "    "),
         Line(f"  95 %: bounds of a coefficient over {drawn}", "    "),
-        Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
+        coefficients_table(record),
         *(Line(remark, "    ") for remark in remarks),
         *(Line(f"  {remark}", "    ") for remark in fit.remarks),
         *_scheduling(fit),
@@ -172,6 +172,11 @@ def _scheduling(fit: ModelFit) -> list[Line]:
         )
         lines.append(Line(warning, "    ", Toned("warning:", "bad")))
     return lines
+
+
+def coefficients_table(record: FitRecord) -> Table:
+    """The coefficients of a fit in us, each with its interval of 95 % or what holds it."""
+    return Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients])
 
 
 def _coefficient(fit: CoefficientFit) -> list[Cell]:
