@@ -214,9 +214,17 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 
 
 def simulated_point(
-    recording: Recording, release: CoefficientRelease, objectives: Objectives, overrides: EngineOverrides
+    recording: Recording,
+    release: CoefficientRelease,
+    objectives: Objectives,
+    overrides: EngineOverrides,
+    *,
+    draws: bool = True,
 ) -> WhatIfPoint:
-    """One replay; what cannot be simulated is a point with its reason, wrong use an ``UnknownNameError``."""
+    """One replay; what cannot be simulated is a point with its reason, wrong use an ``UnknownNameError``.
+
+    ``draws``: replay it with other coefficients too, for intervals.
+    """
     try:
         with faults_named(recording.alias):
             run = replay(recording, release, mode_with(overrides))
@@ -224,15 +232,15 @@ def simulated_point(
         raise
     except ExperimentError as error:
         return WhatIfPoint(overrides, None, str(error).removeprefix(f"{recording.alias}: "))
-    return _point(overrides, run, objectives)
+    return _point(overrides, run, objectives, draws=draws)
 
 
-def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -> WhatIfPoint:
+def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives, *, draws: bool = True) -> WhatIfPoint:
     return WhatIfPoint(
         overrides,
         simulated_values(run),
         attained=simulated_attainment(run, objectives) if objectives else None,
-        drawn=tuple(map(simulated_values, drawn_runs(run))),
+        drawn=tuple(map(simulated_values, drawn_runs(run))) if draws else (),
         unsure=unsure_of(run),
         fit=None if run.entry is None else run.entry.fit,
         not_simulated=run.not_simulated,

@@ -16,6 +16,7 @@ SAID = {
     "validate/explain/text.py": "for another recording of the load",
     "validate/fit/text.py": "draws of blocks of neighbouring",
     "labs/planted/known_servers.py": "hold the true coefficient",
+    "labs/synthetic/load_search.py": "of the coefficients and of steps beyond the fit",
     "labs/studies/pairs.py": "the interval that the fit leaves possible",
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows

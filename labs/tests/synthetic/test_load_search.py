@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, PartScore
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.validate.metrics.objectives import parse_objectives
@@ -56,9 +59,26 @@ def test_one_place_takes_a_request_whenever_it_is_free() -> None:
     assert 25.06 / 1.02 <= dict(one.most.overrides)["rate"] <= 25.06  # type: ignore[operator]  # a number
     assert recorded.beyond is None
     page = load_answer(one_a_second(), RELEASE, "rate", objectives, [recorded, one])
-    assert "as recorded: within the limits at all that was tried" in str(page)
-    assert "max_num_seqs=1: more would miss TTFT p99 20." in str(page)
+    assert str(page).startswith("as recorded: within the limits at all that was tried\nmax_num_seqs=1: ")
+    assert "more would miss TTFT p99 20." in " ".join(str(page).split())
     assert page.document["points"][1]["most"]["slo"]["goodput"] == 1
+
+
+def test_the_most_load_is_as_sure_as_the_coefficients() -> None:
+    """As above with steps of 10 ms, known to 10 % (95 %): p99 is T + 0.99 (5 T - g) <= 20 ms.
+
+    Of 9 ms g >= 33.9 ms, 29.5 times as fast as recorded; of 11 ms g >= 45.9 ms, 21.8 times.
+    """
+    objectives, changes = parse_objectives("ttft.p99=20ms"), [(("max_num_seqs", 1),)]
+    step = CoefficientFit("intercept", 10_000.0, 9_000.0, 11_000.0, "fitted", "-")
+    # Two recordings were fitted on, so that how loads differ is no part of it.
+    scores = tuple(PartScore(of, "test", 0.8, 1.0, 10, {"itl": 0.0}) for of in ("one", "another"))
+    record = FitRecord("line", 0.6, 0.8, "synchronous", "synchronous", "-", (step,), scores)
+    unsure = replace(RELEASE, models=(replace(RELEASE.models[0], fit=record),))
+    _, one = find_most(one_a_second(), unsure, "rate", objectives, changes, workers=1)
+    assert one.between == pytest.approx((21.8, 29.5), rel=0.08)
+    _, certain = find_most(one_a_second(), RELEASE, "rate", objectives, changes, workers=1)
+    assert certain.between is None
 
 
 def test_what_no_load_keeps_is_said() -> None:
