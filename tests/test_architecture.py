@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 280,
-    "lines of the instrument": 58_102,
-    "lines of labs": 14_068,
+    "lines of the instrument": 58_151,
+    "lines of labs": 14_131,
     "lines of scripts": 5_235,
-    "lines of tests": 41_895,
+    "lines of tests": 41_960,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_156}
+LOADED_BUDGET = {"modules": 76, "lines": 15_175}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -37,7 +37,7 @@ def on(comparison: Comparison, hardware: str | None) -> list[str]:
 def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
     assert "hardware: A100-SXM4-80GB; the coefficients are for H100-SXM-80GB" in on(comparison, "A100-SXM4-80GB")
     assert "hardware: not recorded; the coefficients are for H100-SXM-80GB" in on(comparison, None)
-    fitted = remark("hardware", recorded="CPU", release="not recorded")  # as `calibrate` calls it
+    fitted = remark("hardware", recorded="CPU", release=None)
     assert words(fitted) == "hardware: CPU; the coefficients are for a GPU that their recordings do not name"
 
 

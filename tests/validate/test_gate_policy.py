@@ -56,7 +56,7 @@ def test_a_policy_says_what_it_says(tmp_path: Path) -> None:
             "thresholds.e2e.mean: is 10, and not a number with a unit; write e.g.",
         ),
         (HEAD + "thresholds: {e2e: {mean: 0.1}}", "is 0.1, and not a number with a unit"),
-        (HEAD + "thresholds: {e2e: {mean: -1 %}}", "mean: is -1 %; write a number with a unit from 0 %"),
+        (HEAD + "thresholds: {e2e: {mean: -1 %}}", "mean: is -1 %; write a number with a unit above 0 %"),
         (
             HEAD + "thresholds: {e2e: {median: 10 %}}",
             "e2e.median: is not a field of a gate policy; did you mean mean?",
@@ -69,6 +69,7 @@ def test_a_policy_says_what_it_says(tmp_path: Path) -> None:
         (HEAD + "regression: {cells: [e2e]}", "field regression.cells: names 'e2e'; write e.g. e2e mean"),
         (HEAD + "regression: {cells: [itl p99]}", "which cannot be resampled"),
         (HEAD + "regression: {confidence: 100 %}", "is 100 %; write a number with a unit from 50 % to below 100 %"),
+        (HEAD + "thresholds: {e2e: {mean: 0 %}}", "is 0 %; write a number with a unit above 0 %"),
         (HEAD + "regression: {marign: 1 %}", "field regression.marign: is not a field of a gate policy"),
         (HEAD + "ranking: {metrics: [p99]}", "field ranking.metrics[0]: is 'p99'; write one of e2e"),
         (HEAD + "ranking: {metrics: e2e}", "is 'e2e'; write a list, each one of e2e"),

@@ -16,7 +16,7 @@ from scipy import stats
 from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import Clock, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, open_store, read_stored
 from blis_replay.validate.comparison.bounds import parse_bound
@@ -157,11 +157,11 @@ def test_the_same_requests_at_other_times_are_no_measure_of_a_server(store: Stor
 @pytest.mark.slow
 def test_a_copy_is_no_further_run_of_a_side(store: Store) -> None:
     """It would say that runs of this server do not differ at all."""
-    requests = read_stored(store, SMALL.slug)
+    requests, slow = (replace(read_stored(store, of.slug), clocks=(), files=()) for of in (SMALL, SLOW))
     assert refused_copy(requests, replace(requests, slug="copied", content_hash="c"))
     rounded = requests.requests.frame().with_columns(pl.col("ttft_us", "e2e_us") // 1000 * 1000)[20:]
     assert refused_copy(requests, replace(requests, slug="rounded", requests=rows_of(rounded)))
-    assert not refused_copy(requests, read_stored(store, SLOW.slug))
+    assert not refused_copy(requests, slow)
     # Equal requests on a calm server: many have a latency that one of the other run has too, but not in its place.
     random = np.random.default_rng(4)
     alike = [
@@ -174,6 +174,22 @@ def test_a_copy_is_no_further_run_of_a_side(store: Store) -> None:
     ]
     one, again = (replace(requests, slug=str(i), requests=rows_of(frame)) for i, frame in enumerate(alike))
     assert not refused_copy(one, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("later_s", "refused"), [(0, True), (86_400, False)])
+def test_the_same_run_by_another_instrument_is_no_further_run(store: Store, later_s: int, refused: bool) -> None:
+    """A gateway stamps every request 2 ms nearer to the server, so no latency is equal; the times of day are."""
+    requests = read_stored(store, SMALL.slug)
+    nearer = requests.requests.frame().with_columns(pl.col("ttft_us", "e2e_us") - 2_000)
+    by_client, by_gateway = (
+        replace(one, clocks=(Clock("client", "epoch", 1_700_000_000_000_000 + after_us),))
+        for one, after_us in (
+            (requests, 0),
+            (replace(requests, slug="gateway", requests=rows_of(nearer)), 2_000 + later_s * 1_000_000),
+        )
+    )
+    assert refused_copy(by_client, by_gateway) == refused
 
 
 def refused_copy(one: Recording, other: Recording) -> bool:

@@ -345,7 +345,8 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
         from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
 
         if not same_gpu(recorded, release.hardware):
-            remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
+            made_for = None if release.hardware == UNKNOWN_HARDWARE else release.hardware
+            remarks.append(remark("hardware", recorded=recorded, release=made_for))
     dtype = recording.served_dtype
     other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
     if other and entry is not None and entry.dtype is None:

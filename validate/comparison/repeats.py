@@ -17,6 +17,7 @@ from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.metrics.latency import MetricStatistic, values_of
 from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps, samples_of
 from blis_replay.validate.metrics.skill import SCORED
+from blis_replay.validate.run_mark import run_mark, same_run
 
 # Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
 _LOAD, _SPAN = 0.01, 0.05
@@ -77,8 +78,13 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
 
 
 def refuse_copies(recording: Recording, others: Sequence[Recording]) -> None:
-    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others."""
+    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others, or another side of it."""
     for other in others:
+        if same_run(run_mark(other), run_mark(recording)):
+            raise NothingToJudgeError(
+                f"{recording.slug} is no other run: {other.slug} was recorded at the same time, or has the same file "
+                "of a server; record the same load on the same server again"
+            )
         if (share := shared_requests(other, recording)) > _COPIED:
             raise NothingToJudgeError(
                 f"{recording.slug} is no other run: {100 * share:.0f} % of its requests are those of {other.slug}; "

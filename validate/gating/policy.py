@@ -28,6 +28,8 @@ DEFAULT_NAME = "default"
 Limits = dict[tuple[str, str], float]
 
 _MEANS: Limits = {(metric, "mean"): limit for metric, limit in THRESHOLDS.items()}
+# No error is within 0 %, and an error is told as a multiple of its limit.
+Limit = Annotated[float, Meta(gt=0, lt=1e4, extra=PERCENT)]
 Confidence = Annotated[float, Meta(ge=0.5, lt=1, extra=PERCENT)]
 
 
@@ -114,7 +116,7 @@ class Policy:
 class _PolicyText(Struct, frozen=True):
     schema: Literal["blis-replay/gate-policy/1"]
     name: Text | None = None
-    thresholds: dict[Metric, dict[Statistic, Percentage]] | None = None
+    thresholds: dict[Metric, dict[Statistic, Limit]] | None = None
     regression: Regression = Regression()
     ranking: Ranking = Ranking()
     coverage: Coverage = Coverage()

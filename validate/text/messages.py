@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.errors import counted
-from blis_replay.blis.releases.release import UNKNOWN_HARDWARE
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.text.cells import percent, percent_plain, percent_span, step_times, time_span, time_text
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 def words(remark: Remark) -> str:
     """A remark as a sentence."""
     return MESSAGES[remark.code](**remark.values)
-
-
-def made_for(hardware: str) -> str:
-    """``for H100``; of a release that was fitted to recordings of unknown hardware, that these do not name it."""
-    return "for a GPU that their recordings do not name" if hardware == UNKNOWN_HARDWARE else f"for {hardware}"
 
 
 def _named(errors: Mapping[str, float], written: Callable[[float], str]) -> str:
@@ -230,7 +224,9 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "draws": _draws,
     "repeats": _repeats,
     "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
-    "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
+    "hardware": lambda recorded, release: (
+        f"hardware: {recorded}; the coefficients are for {release or 'a GPU that their recordings do not name'}"
+    ),
     "other_vllm": lambda recorded, fitted: (
         f"vLLM: {recorded}; the coefficients were fitted on {' and '.join(fitted)}, and steps of another release may "
         "cost otherwise"
