@@ -21,7 +21,7 @@ from blis_replay.ingest.readers import discovery, formats
 from blis_replay.ingest.readers.clients import inference_perf
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Part, Source
-from blis_replay.ingest.readers.documents import text, tokens
+from blis_replay.ingest.readers.documents import aggregate_frame, text, tokens
 from blis_replay.ingest.readers.experiment_config import (
     LoadConfig,
     declared_load,
@@ -201,7 +201,7 @@ class _Assembly:
             lifecycles=server.lifecycles,
             journey_events=server.journey_events,
             iterations=iterations.rows,
-            aggregates=pl.concat([self.aggregates, self.metrics.aggregates]),
+            aggregates=pl.concat([self.aggregates, self.metrics.aggregates, self._generated(requests, client)]),
             clocks=tuple(clock for clock in (client, *server.clocks) if clock is not None),
             files=files,
             missing=tuple(self.missing),
@@ -223,6 +223,19 @@ class _Assembly:
             configured_output_tokens=load.configured_output_tokens or best.configured_output_tokens,
             ignore_eos=best.ignore_eos if load.ignore_eos is None else load.ignore_eos,
         )
+
+    def _generated(self, requests: Rows, client: Clock | None) -> pl.DataFrame:
+        """How many output tokens the server's throughput lines count in the run, as ``AGGREGATE_SCHEMA``."""
+        run = requests.aggregate(
+            begin="min(arrival_us)", end="max(arrival_us + coalesce(e2e_us, 0))", tokens="sum(output_tokens)"
+        )
+        if client is None or None in run.values():
+            return empty_frame(AGGREGATE_SCHEMA)
+        zero_us = client.zero_us if (placed := client.kind == "epoch" and not client.constructed) else 0
+        begin_s, end_s = ((zero_us + run[end]) / 1e6 for end in ("begin", "end"))
+        served = self.log.throughput.served(begin_s, end_s, float(run["tokens"]), placed=placed)
+        bounds = zip(("least", "most"), served or (), strict=False)
+        return aggregate_frame((-1, "server_log_output_tokens", name, tokens) for name, tokens in bounds)
 
     def _prefix_hit_rate(self) -> float | None:
         """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log.

@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 280,
-    "lines of the instrument": 58_151,
+    "files of the instrument": 281,
+    "lines of the instrument": 58_305,
     "lines of labs": 14_131,
     "lines of scripts": 5_235,
-    "lines of tests": 41_960,
+    "lines of tests": 42_035,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_175}
+LOADED_BUDGET = {"modules": 76, "lines": 15_183}
 
 
 def lines(paths: Iterable[Path]) -> int:

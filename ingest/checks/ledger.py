@@ -128,6 +128,7 @@ def entries(recording: Recording) -> tuple[Entry, ...]:
         *_of_steps(recording, client),
         *_of_depth(recording),
         *_of_log(recording, client),
+        *_of_throughput(recording, client),
     ]
     order = (SENT, COMPLETED, PROMPT, DECODED, HITS, PREEMPTIONS, STEPS, SPAN, IN_FLIGHT)
     return tuple(sorted(stated, key=lambda entry: order.index(entry.quantity)))
@@ -188,6 +189,8 @@ def _finding(source: str, found: list[_Contradiction], recording: Recording) -> 
     if not all(one.settled for one in found):
         if all(one.first.quantity in (PROMPT, DECODED) for one in found):
             remedy = "if its lengths are words, or another tokeniser's tokens, record the usage that the server sends"
+            if source == LOG:
+                remedy += "; if the server had other clients, or the log is of another run, record a run by itself"
         if source in OF_SERVER and (others := [file.name for file in recording.files if BY_CLIENT in file.kind]):
             remedy = f"requests of {', '.join(others)} are not read: ingest again, {BY_CLIENT}"
         message += f"; what can be replayed is not what was served: {remedy}"
@@ -457,6 +460,17 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
         whole = int(value) / (1 - (rate or 0.0)) if quantity == PROMPT else int(value)
         entry = _within(quantity, LOG, whole, _tokens(client, quantity), covers)
         yield entry if of_run else replace(entry, low=0.0)
+
+
+def _of_throughput(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
+    """Output tokens by the log's throughput lines in the run, which are those of all clients."""
+    least = published(recording.aggregates, -1, "server_log_output_tokens", "least")
+    if least is None or DECODED not in client:
+        return
+    most = published(recording.aggregates, -1, "server_log_output_tokens", "most")
+    least, most = (math.inf if tokens is None else tokens - client[COMPLETED].value for tokens in (least, most))
+    nearest, tolerance = min(max(client[DECODED].value, least), most), _tokens(client, DECODED)
+    yield Entry(DECODED, LOG, nearest, max(least - tolerance, 0.0), most + tolerance, "throughput lines")
 
 
 @dataclass(frozen=True)

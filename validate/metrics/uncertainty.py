@@ -18,7 +18,15 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.metrics.latency import LEVELS, LatencySamples, MetricStatistic, number, terms, values_of
+from blis_replay.validate.metrics.latency import (
+    LEVELS,
+    LatencySamples,
+    MetricStatistic,
+    number,
+    relative_error,
+    terms,
+    values_of,
+)
 
 CONFIDENCE = 0.95
 # Residences per slowest cosine, and bounds of the number of these cosines; runs shorter than `_SHORT` have one.
@@ -293,8 +301,8 @@ def with_single_events(
         if left.sum() < MIN_REQUESTS:
             continue
         observed, simulated = (side.of(left) for side in sides)
-        error = sign * (number(simulated, cell) / number(observed, cell) - 1)
-        if not error < inner:
+        left_error = relative_error(number(observed, cell), number(simulated, cell))
+        if left_error is None or not (error := sign * left_error) < inner:
             continue
         half, _ = half_width(cell, _ratio(cell, observed, simulated), order.of(left), confidence)
         if error + _CLEAR_EVENT * half * of_change < whole if cell[1] == "mean" else error + half < inner:

@@ -105,7 +105,11 @@ def judged_html(judgement: Judgement, name: str) -> str:
     """What is judged as a table, with a strip in each row; nothing of a recording that carries no verdict."""
     if judgement.lost or not judgement.judged:
         return ""
-    table = replace(judged_table(judgement), title="What is judged", note=INTERVALS)
+    table = judged_table(judgement)
+    # The state, last in a terminal, stands beside the name: a narrow screen shows the columns on the left.
+    metric, *numbers, state = table.columns
+    rows = [[row[0], row[-1], *row[1:-1]] for row in table.rows]
+    table = replace(table, columns=(metric, state, *numbers), rows=rows, title="What is judged", note=INTERVALS)
     strips = [
         f'<td class="strip">{strip((q,), (), f"{name}-{i}", f"Error of {q.name}")}</td>'
         for i, q in enumerate(judgement.judged)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import polars as pl
 
@@ -65,6 +65,39 @@ class IterationsRead:
 
 
 @dataclass
+class LogStamps:
+    """Reads the stamps of log lines in turn, in seconds from the beginning of the year of the first."""
+
+    _year_s: int = 0
+    _last_s: int = 0
+
+    def seconds(self, line: str) -> int | None:
+        """Of a line; None without a stamp."""
+        stamp = _STAMP.search(line[:_PREFIX_CHARS])
+        if stamp is None:
+            return None
+        try:
+            month, day, hour, minute, second = map(int, stamp.groups())
+            within_s = _of_year(datetime(2000, month, day, hour, minute, second))
+        except ValueError:
+            return None
+        if within_s < self._last_s - _YEAR_S // 2:  # a new year
+            self._year_s += _YEAR_S
+        self._last_s = within_s
+        return self._year_s + within_s
+
+    @staticmethod
+    def of_unix(unix_s: float) -> float:
+        """The same of a Unix time, in UTC."""
+        at = datetime.fromtimestamp(unix_s, UTC).replace(tzinfo=None)
+        return _of_year(at.replace(year=2000)) + at.microsecond / 1e6
+
+
+def _of_year(at: datetime) -> int:
+    return int((at.replace(microsecond=0) - _NEW_YEAR).total_seconds())
+
+
+@dataclass
 class _Engine:
     """The lines of one engine so far: its starts, the last line, and what is odd in its last start."""
 
@@ -94,10 +127,9 @@ class IterationLines:
     """Gathers the iteration lines of a log that is read line by line; a batch of rows is in memory."""
 
     scratch: Scratch
+    _stamps: LogStamps = field(default_factory=LogStamps)
     _engines: dict[int, _Engine] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
-    _year_s: int = 0
-    _last_s: int = 0
     _further: int = 0
 
     def __post_init__(self) -> None:
@@ -122,27 +154,13 @@ class IterationLines:
             counted = (*(int(match[group]) for group in range(2, 7)), round(float(match[7]) * 1000))
             kv_usage = min(float(match[9]) / 100, 1.0) if match[9] else None
             self._further += bool(match[10].strip(" .\r"))
-            stamp_s, state = self._stamp_s(text), self._engines.setdefault(engine, _Engine())
+            stamp_s, state = self._stamps.seconds(text), self._engines.setdefault(engine, _Engine())
             if state.is_new(counted):
                 self._rows.append((state.start, stamp_s, engine, *counted, kv_usage, match[8] is not None))
             if len(self._rows) >= BATCH_ROWS:
                 self._flush()
             file.tally.records += 1
         return True
-
-    def _stamp_s(self, text: str) -> int | None:
-        stamp = _STAMP.search(text[:_PREFIX_CHARS])
-        if stamp is None:
-            return None
-        try:
-            month, day, hour, minute, second = map(int, stamp.groups())
-            within_s = int((datetime(2000, month, day, hour, minute, second) - _NEW_YEAR).total_seconds())
-        except ValueError:
-            return None
-        if within_s < self._last_s - _YEAR_S // 2:  # a new year
-            self._year_s += _YEAR_S
-        self._last_s = within_s
-        return self._year_s + within_s
 
     def _flush(self) -> None:
         self._writer.add(pl.DataFrame(self._rows, schema=_READ_SCHEMA, orient="row"))

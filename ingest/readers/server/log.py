@@ -15,6 +15,7 @@ from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_named
 from blis_replay.ingest.readers.server.iterations import IterationLines, begins_with_iterations
 from blis_replay.ingest.readers.server.python_repr import Text, read_fields, read_mapping
+from blis_replay.ingest.readers.server.throughput import ThroughputLines
 
 MAX_LINE_BYTES = 1 << 20
 MAX_ARGUMENTS_CHARS = 256 << 10
@@ -101,6 +102,7 @@ class ServerLog:
     prefix_hit_rate: float | None = None
     kv_full: bool = False
     starts: int = 0
+    throughput: ThroughputLines = field(default_factory=ThroughputLines)
 
     def num_gpu_blocks(self, block_size: int) -> int | None:
         """KV blocks including the reserved one, from KV tokens and the block size; ``None`` if they do not tell.
@@ -166,6 +168,7 @@ def _has_whole_arguments(line: bytes) -> bool:
 
 
 def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> bool:
+    log.throughput.take(line)
     if match := _HIT_RATE.search(line):
         log.prefix_hit_rate = min(1.0, float(match[1]) / 100)
         log.kv_full |= (usage := _KV_USAGE.search(line)) is not None and float(usage[1]) >= _FULL

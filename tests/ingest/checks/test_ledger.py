@@ -17,6 +17,7 @@ from blis_replay.ingest.checks.ledger import (
     CLIENT,
     COUNTERS,
     DECODED,
+    LOG,
     METRICS,
     STEP_RECORDS,
     STEPS,
@@ -299,3 +300,18 @@ def test_warm_ups_of_each_client_are_no_contradiction(data_pack: Path, tmp_path:
         {"client_ttft_us": 1_611_837, "server_ttft_us": 2_251_358, "server_e2e_us": 42_381_860}, rel=1e-5
     )
     assert not [one for one in found if one.check == "ledger" and "against" in one.message]
+
+
+@pytest.mark.parametrize(("every", "contradicts"), [(1, False), (3, True)])
+def test_the_log_of_a_server_shows_that_it_had_other_clients(again: Path, every: int, contradicts: bool) -> None:
+    """The usual log has a line of throughput each 10 s; a third of the requests in a client's file is not the load."""
+    for file in again.iterdir():
+        if ("log" in file.name and "step" not in file.name) or file.suffix == ".csv":
+            continue
+        file.unlink()
+    rewrite_client(again, lambda rows: rows[::every])
+    with read(again) as recording:
+        found = {e.source: e for e in entries(recording) if e.quantity == DECODED}
+        assert found[LOG].covers == "throughput lines"
+        assert found[LOG].contradicts(found[CLIENT]) == contradicts
+    assert [(one.check, one.metric) for one in stops(again)] == ([("ledger", "")] if contradicts else [])

@@ -1,0 +1,60 @@
+"""Throughput lines of a server's log against the tokens of a run: a line is of the 10 s before it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from math import inf
+
+import pytest
+
+from blis_replay.ingest.readers.server.throughput import ThroughputLines
+
+# 2026-03-01 12:00:00 UTC.
+NOON_S = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
+# 100 s at 900 tokens/s from noon on.
+RATES = [900.0] * 10
+
+
+def lines_of(*rates: float, from_s: float = 0.0, engines: int = 1) -> ThroughputLines:
+    """A line of each engine every 10 s from 12:00:10 on, as vLLM 0.15 writes them; nothing while it is idle."""
+    read = ThroughputLines()
+    for place, rate in enumerate(rates):
+        at = datetime.fromtimestamp(NOON_S + from_s + 10 * (place + 1), UTC)
+        for engine in range(engines if rate else 0):
+            read.take(
+                f"(APIServer pid=3) INFO {at:%m-%d %H:%M:%S} [loggers.py:257] Engine {engine:03}: Avg prompt "
+                f"throughput: 0.0 tokens/s, Avg generation throughput: {rate:.1f} tokens/s, Running: 9 reqs"
+            )
+    return read
+
+
+def test_a_run_that_lies_in_the_lines_is_counted_to_an_interval_at_each_end() -> None:
+    """Of 12:00:10 to 12:00:50 by clocks 5 s apart at most: 20 to 40 s for sure, all of 0 to 60 s perhaps."""
+    assert lines_of(*RATES).served(NOON_S + 10, NOON_S + 50, 36_000, placed=True) == (18_000, 54_000)
+
+
+@pytest.mark.parametrize("zone_h", [0, -8, 5.5])
+def test_the_zone_of_the_server_is_found(zone_h: float) -> None:
+    """Its idle hours before and after hold no run; only in one zone the lines cover it."""
+    read = lines_of(0, *RATES, 0, from_s=3600 * zone_h)
+    assert read.served(NOON_S + 10, NOON_S + 110, 90_000, placed=True) == (72_000, 90_000)
+
+
+def test_on_a_clock_of_its_own_a_run_is_where_its_tokens_are() -> None:
+    """Two loads of 50 s, of 900 and of 300 tokens/s, an hour apart."""
+    read = lines_of(*([300.0] * 5), *([0.0] * 350), *([900.0] * 5))
+    least, most = read.served(7.0, 57.0, 15_000, placed=False) or (0, 0)
+    assert least <= 15_000 <= most < 40_000
+    least, most = read.served(7.0, 57.0, 90_000, placed=False) or (0, 0)
+    assert most < 90_000
+
+
+def test_engines_of_one_server_are_summed() -> None:
+    assert lines_of(*RATES, engines=2).served(NOON_S, NOON_S + 100, 180_000, placed=True) == (144_000, 180_000)
+
+
+def test_lines_that_end_early_bound_nothing_from_above() -> None:
+    """A server that was stopped printed no last line."""
+    assert lines_of(*RATES[:9]).served(NOON_S, NOON_S + 100, 90_000, placed=True) == (72_000, inf)
+    assert lines_of(*RATES[:4]).served(NOON_S, NOON_S + 100, 90_000, placed=True) is None
+    assert lines_of(*RATES[:2]).served(NOON_S, NOON_S + 20, 18_000, placed=True) is None
