@@ -10,8 +10,8 @@ import polars as pl
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.closed_loop import ClosedLoop
-from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, Recording, Stage
+from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.mode import ReplayMode
 
 _SEED = 42
@@ -21,6 +21,7 @@ _LEAST_BURSTINESS = 0.01  # of --burstiness; with less all requests would come a
 _MAX_REQUESTS = 1_000_000  # of a summary; more is a slip
 _MAX_US = 1e15  # 30 years: a longer run is a slip, and times would leave int64 soon
 _WHOLE_RUN = -1  # stage of aggregates over all stages
+_OF_MEAN = "mean of a summary"
 # What a replay of such requests says of them.
 MADE = (
     "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side (or as it "
@@ -84,7 +85,7 @@ def of_aggregates(recording: Recording) -> Recording:
     }
     frame = pl.DataFrame(made).with_columns(
         request_id=pl.format("made-{}", "request_index"),
-        output_tokens_source=pl.lit("mean of a summary, spread by 10 %"),
+        output_tokens_source=pl.lit(_OF_MEAN),
         status=pl.lit("ok"),
     )
     columns = (
@@ -92,6 +93,21 @@ def of_aggregates(recording: Recording) -> Recording:
         for name, kind in REQUEST_SCHEMA.items()
     )
     return replace(recording, requests=rows_of(frame.select(columns)))
+
+
+def with_equal_lengths(recording: Recording) -> Recording | None:
+    """The summary of requests that are all as long as the mean; None of another recording, or where it says.
+
+    ``recording``: as ``of_aggregates`` returns it.
+    """
+    told = (recording.aggregates["metric"] == "lengths").any()
+    made = recording.requests.height and (recording.requests["output_tokens_source"] == _OF_MEAN).all()
+    if told or not made:
+        return None
+    stages = [_WHOLE_RUN, *(of.stage for of in recording.stages)]
+    equal = [(stage, "lengths", "spread", 0.0) for stage in stages]
+    said = pl.DataFrame(equal, schema=AGGREGATE_SCHEMA, orient="row")
+    return replace(recording, requests=no_rows(REQUEST_SCHEMA), aggregates=pl.concat([recording.aggregates, said]))
 
 
 def _sends(burstiness: float, count: int, random: np.random.Generator) -> Floats:

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 281,
-    "lines of the instrument": 58_305,
+    "lines of the instrument": 58_346,
     "lines of labs": 14_131,
     "lines of scripts": 5_235,
-    "lines of tests": 42_035,
+    "lines of tests": 42_068,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_183}
+LOADED_BUDGET = {"modules": 76, "lines": 15_204}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def bench(summary: Any, rate: float | str, clients: int | None) -> str:
         **{"tokenizer_id": MODEL, "model_id": MODEL, "backend": "openai", "request_rate": rate},
         **{"max_concurrency": clients, "num_prompts": requests, "completed": requests, "failed": 0},
         **{"duration": duration_s, "request_throughput": requests / duration_s},
-        **{"total_input_tokens": 500 * requests, "total_output_tokens": 100 * requests},
+        **{"total_input_tokens": summary["prompt_tokens"], "total_output_tokens": summary["output_tokens"]},
         **{f"mean_{name}_ms": latencies[of]["mean"] for name, of in {"ttft": "ttft", "e2el": "e2e"}.items()},
         **{f"p99_{name}_ms": latencies[of]["p99"] for name, of in {"ttft": "ttft", "e2el": "e2e"}.items()},
     }
@@ -90,6 +90,27 @@ def levels(summary: Any, rate: float | str, clients: int | None) -> str:
     return "\n".join(",".join(map(str, line)) for line in (cells, cells.values()))
 
 
+def ingest_summary(
+    run: Run,
+    folder: Path,
+    lengths: Sequence[tuple[int, int]],
+    gap_s: float,
+    clients: int | None,
+    written: Callable[[Any], str],
+) -> None:
+    """Simulate requests of these lengths, and ingest what a tool writes of it."""
+    (folder / "engine.yaml").write_text(ENGINE)
+    rows = "".join(f"{gap_s * i:.3f},{prompt},{output}\n" for i, (prompt, output) in enumerate(lengths))
+    (folder / "load.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    options = ["--coefficients", "h100-vllm-0.15.1", "--model", MODEL, "--out", "made", "--json"]
+    loop = ["--set", f"concurrency={clients}"] if clients else []
+    simulated = run("simulate", "--requests", "load.csv", "--engine", "engine.yaml", *options, *loop).json
+    (folder / "34b-bench").mkdir()
+    totals = dict(zip(("prompt_tokens", "output_tokens"), map(sum, zip(*lengths, strict=True)), strict=True))
+    (folder / "34b-bench" / "result.json").write_text(written(simulated | totals))
+    assert run("ingest", folder / "34b-bench", "--engine", "engine.yaml", "--model", MODEL).code == 0
+
+
 SENT = [(bench, "inf", 8), (bench, "inf", None), (bench, 5.0, None), (genai, "inf", 8), (aiperf, "inf", 8)]
 
 
@@ -105,17 +126,9 @@ def test_a_summary_is_replayed_as_the_load_that_it_states(
 
     Within 5 % (TTFT 15 %): lengths are spread, and when each came is drawn anew.
     """
-    (tmp_path / "engine.yaml").write_text(ENGINE)
     gap_s = 0.2 if isinstance(rate, float) else 0.0
-    rows = "".join(f"{gap_s * i:.3f},{450 + i % 101},{90 + i % 21}\n" for i in range(200))
-    (tmp_path / "load.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
-    options = ["--coefficients", "h100-vllm-0.15.1", "--model", MODEL, "--out", "made", "--json"]
-    loop = ["--set", f"concurrency={clients}"] if clients else []
-    simulated = run("simulate", "--requests", "load.csv", "--engine", "engine.yaml", *options, *loop).json
-    folder = tmp_path / "34b-bench"
-    folder.mkdir()
-    (folder / "result.json").write_text(written(simulated, rate, clients))
-    assert run("ingest", folder, "--engine", "engine.yaml", "--model", MODEL).code == 0
+    lengths = [(450 + i % 101, 90 + i % 21) for i in range(200)]
+    ingest_summary(run, tmp_path, lengths, gap_s, clients, lambda of: written(of, rate, clients))
     (experiment,) = run("validate", "34b-bench", "--json").json["experiments"]
     assert experiment["ground_truth"] == "published aggregates"
     assert experiment["provenance"]["basis"]["requests"].startswith("made of a summary")
@@ -124,6 +137,24 @@ def test_a_summary_is_replayed_as_the_load_that_it_states(
     assert errors["ttft"] == pytest.approx(0, abs=0.15)
     assert (experiment["metrics"]["ttft"]["p90"]["observed_ms"] is None) == (written is not genai)
     assert run("validate", "34b-bench", "--json").json["experiments"][0]["metrics"] == experiment["metrics"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [bench, levels])
+def test_clients_that_send_equal_requests_go_in_step(run: Run, tmp_path: Path, written: Callable[..., str]) -> None:
+    """16 clients send 200 requests of 500 and 100 tokens: their prompts are computed together, each time.
+
+    A total of ``vllm bench`` that is a multiple of the requests says that they are equal.  A table of means does not;
+    of lengths that are spread by 10 % the TTFT is less than half, so it decides nothing.
+    """
+    ingest_summary(run, tmp_path, [(500, 100)] * 200, 0.0, 16, lambda of: written(of, "inf", 16))
+    (experiment,) = run("validate", "34b-bench", "--json").json["experiments"]
+    judged = {one["key"]: one for one in experiment["judgement"]["judged"]}
+    if written is bench:
+        assert judged["ttft"]["error"] == pytest.approx(0, abs=0.01)
+    else:
+        assert judged["ttft"]["error"] < -0.4
+        assert (judged["ttft"]["state"], judged["ttft"]["interval"][1] > 0) == ("undecided", True)
 
 
 @pytest.mark.slow

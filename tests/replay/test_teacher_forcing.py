@@ -13,6 +13,7 @@ from planted import PLANTED, Planted, planted_recording
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.blis.releases.release import UNKNOWN_HARDWARE
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Recording
@@ -165,7 +166,8 @@ def with_any_coefficients(recording: Recording, mode: str = AS_SERVED) -> Replay
     """A replay whose times are all recorded."""
     release = load_release("cpu-vllm-0.32.0")
     of_model = replace(release.models[0], model=recording.model, tensor_parallelism=recording.tensor_parallelism)
-    return replay(recording, replace(release, models=(of_model,)), parse_mode(mode))
+    release = replace(release, hardware=UNKNOWN_HARDWARE, models=(of_model,))
+    return replay(recording, release, parse_mode(mode))
 
 
 def test_iterations_of_a_log_tell_steps_and_when_a_token_left() -> None:

@@ -13,7 +13,7 @@ from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.ingest.served import NO_STEP_US, refused
-from blis_replay.replay.driver import ReplayRun, without_rows
+from blis_replay.replay.driver import ReplayRun, replay, without_rows
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import NO_SERVER, WITHOUT_LATENCIES, Comparison, MetricCell, Pairing
@@ -24,6 +24,7 @@ from blis_replay.validate.comparison.spread import (
     drawn_estimates,
     drawn_samples,
     load_is_known,
+    numbers_us,
     predicted_us,
     server_pace,
     unsure_of,
@@ -36,6 +37,7 @@ from blis_replay.validate.metrics.latency import (
     correlation,
     of_requests,
     paired_mape,
+    relative_error,
 )
 from blis_replay.validate.metrics.observed import (
     Gaps,
@@ -195,16 +197,34 @@ def _with_capacity(comparison: Comparison) -> Comparison:
 
 
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
-    """With the errors of many reconstructions, where the requests of a whole run are reconstructed."""
+    """With the errors of many reconstructions, where the requests of a whole run are reconstructed.
+
+    Of a summary that does not say how lengths vary, those with equal ones: a closed loop of these goes in step.
+    """
     run = comparison.run
     if not comparison.selection.everything or comparison.recording.ground_truth != PUBLISHED:
         return comparison
     published_us = {cell: number.a_us for cell, number in comparison.cells.items()}
     draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
     if draws is None:
-        return comparison
+        from blis_replay.replay.summary import with_equal_lengths  # few recordings are a summary
+
+        equal = with_equal_lengths(comparison.recording)
+        return comparison if equal is None else _or_of(comparison, replay(equal, run.release, run.mode, simulator))
     known = load_is_known(comparison.slug, comparison.recording.ground_truth)
     return replace(comparison, draws=draws, estimates=drawn_estimates(draws, unsure_of(run)) if known else {})
+
+
+def _or_of(comparison: Comparison, other: ReplayRun) -> Comparison:
+    """With the intervals of errors stretched to those that another replay of the same recording may have."""
+    others_us = numbers_us(other, other.simulated.completed, list(comparison.estimates))
+    estimates = {}
+    for (cell, estimate), us in zip(comparison.estimates.items(), others_us, strict=True):
+        error = relative_error(comparison.cells[cell].a_us, us)
+        off = 0.0 if error is None else error - estimate.error
+        low, high = estimate.low + min(off, 0.0), estimate.high + max(off, 0.0)
+        estimates[cell] = replace(estimate, low=low, high=high, parts={**estimate.parts, "reconstructions": abs(off)})
+    return replace(comparison, estimates=estimates)
 
 
 def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:

@@ -149,7 +149,7 @@ def predicted_us(
     cells = [(metric, statistic) for metric in METRICS for statistic in ("mean", "p99")]
     cells = [cell for cell in cells if of_requests(cell)]
     drawn = [[number(one, cell) for cell in cells] for one in samples]
-    values = _numbers_us(run, chosen, cells) if drawn else []
+    values = numbers_us(run, chosen, cells) if drawn else []
     fit = None if run.entry is None else run.entry.fit
     found = {
         cells[i]: prediction_interval(us, [one[i] for one in drawn], unsure_of(run), missed_by(fit, cells[i]))
@@ -158,7 +158,8 @@ def predicted_us(
     return {cell: between for cell, between in found.items() if between is not None}
 
 
-def _numbers_us(run: ReplayRun, chosen: Bools, cells: Sequence[MetricStatistic]) -> list[float]:
+def numbers_us(run: ReplayRun, chosen: Bools, cells: Sequence[MetricStatistic]) -> list[float]:
+    """What is simulated of the chosen requests (bool[n]), us."""
     samples = simulated_samples(run, chosen)
     return [number(samples, cell) for cell in cells]
 
@@ -198,7 +199,7 @@ def draw_errors(
     cells = list(known)
     others = (other for draw in RECONSTRUCTIONS if (other := redrawn(recording, draw)) is not None)
     runs = (replay(other, release, mode, simulator) for other in others)
-    rows = [_numbers_us(run, run.simulated.completed, cells) for run in runs]
+    rows = [numbers_us(run, run.simulated.completed, cells) for run in runs]
     errors = np.array(rows) / np.array([known[cell] for cell in cells]) - 1
     return Draws({cell: errors[:, i] for i, cell in enumerate(cells) if not np.isnan(errors[:, i]).any()})
 

@@ -65,6 +65,8 @@ _HELD_BACK_S = 0.05
 # least the second share of the cap was in flight.  Else the run was short, or its server slow.
 _ACHIEVED, _IN_FLIGHT = 0.9, 0.75
 _LONGEST_S = 1e9
+# A total of output tokens that is a multiple of so many requests is of equal lengths: by chance it is one in as many.
+_MANY = 20
 # Rebuilt send times are refused where the run would end further from its stated duration than this share.  Those of two
 # recorded sweeps (gpt-oss-120b on an H200, 4 and 64 clients) end 0.1 and 0.7 % from it.
 _REBUILT_WITHIN = 0.05
@@ -360,7 +362,9 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
     if scalars.get("dataset_name") == "random" and shortest is not None and 0 <= shortest <= 1:
         # SGLang draws lengths between this share of the longest and the longest, evenly.
         yield from documents.reported_number(file, "lengths", "spread", (1 - shortest) / (1 + shortest))
-    completed = tokens(scalars.get("completed"))
+    completed = tokens(scalars.get("completed")) or 0
+    if completed >= _MANY and not (tokens(scalars.get("total_output_tokens")) or 1) % completed:
+        yield from documents.reported_number(file, "lengths", "spread", 0)
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:
             yield from documents.reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
