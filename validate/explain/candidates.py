@@ -40,6 +40,10 @@ def candidates(replayed: Replayed) -> tuple[list[Hypothesis], tuple[Standing, ..
             best = None if trial is None else best_input(trial, unknown)
             if best is None:
                 break
+            before = [one for one in inputs if one.name == best.hypothesis.name]
+            if before:  # beside it another value explains more, so it explained nothing
+                inputs = [one for one in inputs if one not in before]
+                break
             inputs.append(best.hypothesis)
     parts, unable = parts_of(replayed.put_right(inputs), proved)
     blamed = {one.name for one in (*inputs, *parts)}

@@ -211,13 +211,18 @@ def _depths_apart(trial: Trial) -> tuple[float, float]:
     A share of time in which ``n`` requests come and go one after the other is uncertain by half of ``1 / sqrt(n)``.
     """
     observed, simulated = trial.streams_us()
-    usual_us = float(np.quantile(observed[1] - observed[0], SHARE_AT_ONCE))
-    shares, waited_us = depths(observed, usual_us)
-    others, _ = depths(simulated, usual_us)
+    # What every request waits, such as a proxy's delay, is no queue: each side has its own.
+    shares, waited_us = depths(observed, _usual_us(observed))
+    others, _ = depths(simulated, _usual_us(simulated))
     after_another = waited_us / max(float((observed[2] - observed[1]).mean()), 1.0)
     longest = max(len(shares), len(others))
     apart = np.pad(shares, (0, longest - len(shares))) - np.pad(others, (0, longest - len(others)))
     return float(np.abs(apart).sum()) / 2, 0.5 / float(np.sqrt(max(after_another, 1.0)))
+
+
+def _usual_us(streams_us: Floats) -> float:
+    sent_us, first_us, _ = streams_us
+    return float(np.quantile(first_us - sent_us, SHARE_AT_ONCE))
 
 
 def depths(streams_us: Floats, usual_us: float) -> tuple[Floats, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import to_try
-from blis_replay.validate.explain.search import best_input
+from blis_replay.validate.explain.search import _depths_apart, best_input
 from blis_replay.validate.explain.trial import trial_of
 from blis_replay_labs.planted.causes import argument, line
 from blis_replay_labs.planted.faults import LOADS, Cause, Fault, planted_case
@@ -86,3 +87,18 @@ def test_so_it_is_of_a_real_load_and_latencies_that_scatter(name: str, server: i
     seen = replace(part, requests=rows_of(rows.with_columns(**times)))
     found = named(with_engine(seen, {name: noted}, "file"), release)
     assert (dict(found.engine), found.also) == ({name: server}, ())
+
+
+def test_what_every_request_waits_is_no_queue() -> None:
+    """A proxy adds 40 ms to a server with 4 places: the requests that decode while one waits are as many as before.
+
+    With one bound for both sides, which the slower one set, hardly any simulated request waited.
+    """
+    random = np.random.default_rng(5)
+    sent_us = np.cumsum(random.exponential(100_000, 400))
+    first_us = sent_us + 25_000 + random.exponential(10_000, 400)
+    streams_us = np.stack([sent_us, first_us, first_us + 300_000])
+    later_us = streams_us + np.array([[0], [40_000], [40_000]])
+    sides = (streams_us, later_us)
+    apart = [_depths_apart(SimpleNamespace(streams_us=lambda one=one: (one, streams_us))) for one in sides]  # type: ignore[arg-type]
+    assert [difference for difference, _ in apart] == pytest.approx([0, 0], abs=0.1)
