@@ -11,7 +11,7 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
 from blis_replay.ingest.recording import Recording, SharedPrefix
-from blis_replay.replay.prefix import engine_block_keys, period_of, prompt_tokens, takes_turns
+from blis_replay.replay.prefix import engine_block_keys, period_of, prefix_identity, prompt_tokens, takes_turns
 
 _MIN_HIT_RATE = 0.03  # a smaller aggregate rate is decodes that an asynchronous server counts as prefill
 _STANDARD_ERRORS = 2.0  # above it, by which a hit rate of sampled steps is believed
@@ -19,10 +19,14 @@ _STANDARD_ERRORS = 2.0  # above it, by which a hit rate of sampled steps is beli
 
 @dataclass(frozen=True)
 class PrefixEstimate:
-    """Uncached prompt tokens per request (int64, in request order) and how they are known."""
+    """Uncached prompt tokens per request (int64, in request order) and how they are known.
+
+    ``known``: whether anything says how many were cached.
+    """
 
     prefill_tokens: Int64s
     basis: str
+    known: bool = True
 
 
 def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> PrefixEstimate:
@@ -58,7 +62,15 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
         source = "aggregate hit rate" if computed is None else "hit rate by the step records"
         basis = f"{source} of {rate:.1%}, the same for all: not identified per request"
         return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)
-    return PrefixEstimate(prompts, "no prefix information: whole prompts")
+    if rate is not None and unsure <= _MIN_HIT_RATE:
+        return PrefixEstimate(prompts, "whole prompts: hardly any token of them was cached")
+    return PrefixEstimate(prompts, "no prefix information: whole prompts", known=False)
+
+
+def hits_known(recording: Recording, *, cached: bool) -> bool:
+    """Whether it is known what a prefix cache held of the prompts, if there was one, or would hold (``cached``)."""
+    identified = prefix_identity(recording, prompt_tokens(recording)) is not None
+    return identified or recording.shared_prefix is not None or (not cached and estimate_prefix(recording).known)
 
 
 def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:

@@ -28,6 +28,7 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
+from blis_replay.replay.prefix_estimate import hits_known
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.pages import judgement_json
@@ -213,6 +214,15 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
     }
 
 
+_CACHING = "enable_prefix_caching"
+# Arguments by which prompts are computed otherwise: what that costs is not known where some may have been cached.
+_OF_PROMPTS = {_CACHING, "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill"}
+_HITS_UNKNOWN = (
+    "nothing recorded says how many prompt tokens a cache holds; ingest the log or `/metrics` of a server that caches, "
+    "or prompts by their identities"
+)
+
+
 def simulated_point(
     recording: Recording,
     release: CoefficientRelease,
@@ -225,6 +235,12 @@ def simulated_point(
 
     ``draws``: replay it with other coefficients too, for intervals.
     """
+    was_cached = bool(recording.argument(_CACHING, True))
+    changed = {name for name, value in overrides if name in _OF_PROMPTS and recording.argument(name) != value}
+    changed -= {_CACHING} if dict(overrides).get(_CACHING, was_cached) == was_cached else set()
+    unknown = bool(changed and (was_cached or _CACHING in changed)) and not hits_known(recording, cached=not was_cached)
+    if unknown and _CACHING in changed:
+        return WhatIfPoint(overrides, None, _HITS_UNKNOWN)
     try:
         with faults_named(recording.alias):
             run = replay(recording, release, mode_with(overrides))
@@ -232,7 +248,8 @@ def simulated_point(
         raise
     except ExperimentError as error:
         return WhatIfPoint(overrides, None, str(error).removeprefix(f"{recording.alias}: "))
-    return _point(overrides, run, objectives, draws=draws)
+    point = _point(overrides, run, objectives, draws=draws and not unknown)
+    return point if not unknown else replace(point, basis={**point.basis, "intervals": f"none: {_HITS_UNKNOWN}"})
 
 
 def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives, *, draws: bool = True) -> WhatIfPoint:
@@ -529,7 +546,8 @@ def _change_intervals(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, 
         return None
     found: dict[str, tuple[float, float] | None] = dict.fromkeys(_LATENCIES)
     for name in (name for name in _LATENCIES if changes[name] is not None):
-        pairs = [(one[name], other[name]) for one, other in zip(changed.drawn, recorded.drawn, strict=True)]
+        both = zip(changed.drawn, recorded.drawn, strict=True) if changed.drawn else ()
+        pairs = [(one[name], other[name]) for one, other in both]
         drawn = [above / below if above and below else 0.0 for above, below in pairs]
         ratio = 1 + (changes[name] or 0.0)
         between = prediction_interval(ratio, drawn, abs(changed.unsure - recorded.unsure), 0.0)
