@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 281,
-    "lines of the instrument": 58_385,
+    "lines of the instrument": 58_405,
     "lines of labs": 14_131,
     "lines of scripts": 5_235,
-    "lines of tests": 42_113,
+    "lines of tests": 42_126,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_204}
 

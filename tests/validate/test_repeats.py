@@ -11,6 +11,7 @@ from gating_cases import SMALL, release, written
 
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.releases.release import FittedOn
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.mode import ReplayMode
@@ -95,6 +96,18 @@ def test_a_gate_counts_a_recording_once(store: Store) -> None:
     report = gate(store, release("old"), selectors=[COPY.slug, SMALL.slug])
     assert [judgement.slug for judgement in report.judgements] == [SMALL.slug]
     assert report.left_out.keys() == {COPY.slug}
+
+
+@pytest.mark.slow
+def test_recordings_of_one_load_in_a_gate_are_repeats_of_each_other(store: Store) -> None:
+    """Right on the first day, 17 % too fast on the second: one of them by itself would be a lucky PASS."""
+    days, new = [SMALL.slug, SLOW_DAY.slug], release("new")
+    assert [gate(store, new, selectors=[slug]).verdict for slug in days] == ["PASS", "FAIL"]
+    both = gate(store, new, selectors=days)
+    assert {one.judgement.verdict for one in both.judgements} == {"UNDECIDED"}
+    # What the release was fitted on is no repeat of a run that it did not see.
+    fitted = release("new", fitted_on=[FittedOn(SLOW_DAY.slug, "h", "latencies")])
+    assert gate(store, fitted, selectors=days).verdict == "PASS"
 
 
 def test_another_load_is_no_repeat(store: Store) -> None:

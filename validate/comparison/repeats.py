@@ -49,19 +49,23 @@ class Repeats:
         return {cell: (max(us) - min(us)) / us[0] for cell, us in self.numbers_us.items()}
 
 
-def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, Repeats]:
+def repeats_of(
+    store: Store, slugs: Sequence[str], repeats: Sequence[str], alike: Sequence[Recording] = ()
+) -> dict[str, Repeats]:
     """By slug, the repeats of its load, where it has any.
 
-    ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
-    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for an unknown name.
+    ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  ``alike``: of ``slugs``,
+    those that are repeats of each other where they have one load.  Raises ``NothingToJudgeError`` for one of
+    ``repeats`` that repeats none of them, ``UnknownExperimentError`` for an unknown name.
     """
-    if not repeats:
+    if not repeats and len(alike) < 2:
         return {}
-    others = [read_stored(store, slug) for slug in select_experiments(store, repeats)]
-    of_slug, used = {}, set()
+    others = [read_stored(store, slug) for slug in (select_experiments(store, repeats) if repeats else ())]
+    of_slug, used, among = {}, set(), {one.slug for one in alike}
     for slug in slugs:
         recording = read_stored(store, slug)
-        same = [other for other in others if other.slug != slug and not _differs(recording, other)]
+        beside = [*others, *(one for one in alike if slug in among and one.slug not in {o.slug for o in others})]
+        same = [other for other in beside if other.slug != slug and not _differs(recording, other)]
         used |= {other.slug for other in same} | {slug}
         if same:
             of_slug[slug] = _repeats(store, [recording, *same])
@@ -78,18 +82,24 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
 
 
 def refuse_copies(recording: Recording, others: Sequence[Recording]) -> None:
-    """Raise ``NothingToJudgeError`` for a recording that has requests of one of the others, or another side of it."""
+    """Raise ``NothingToJudgeError`` for a recording that is no other run than one of the others."""
     for other in others:
-        if same_run(run_mark(other), run_mark(recording)):
+        if why := copy_of(recording, other):
             raise NothingToJudgeError(
-                f"{recording.slug} is no other run: {other.slug} was recorded at the same time, or has the same file "
-                "of a server; record the same load on the same server again"
+                f"{recording.slug} is no other run: {why}; record the same load on the same server again"
             )
-        if (share := shared_requests(other, recording)) > _COPIED:
-            raise NothingToJudgeError(
-                f"{recording.slug} is no other run: {100 * share:.0f} % of its requests are those of {other.slug}; "
-                "record the same load on the same server again"
-            )
+
+
+def copy_of(recording: Recording, other: Recording) -> str:
+    """Why a recording is the run of another, in words: its requests, or when it was; empty if it is not.
+
+    The log of a server that stayed up is that of all runs on it, so it tells nothing here.
+    """
+    if (share := shared_requests(other, recording)) > _COPIED:
+        return f"{100 * share:.0f} % of its requests are those of {other.slug}"
+    marks = [run_mark(one) for one in (other, recording)]
+    at_once = None not in [mark.sent_us for mark in marks] and same_run(*marks)
+    return f"{other.slug} was recorded at the same time" if at_once else ""
 
 
 def other_process(one: Recording, other: Recording) -> str:

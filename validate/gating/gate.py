@@ -9,16 +9,17 @@ from typing import Unpack
 from blis_replay.base.errors import NothingToJudgeError, counted
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.recording import ARRIVALS, Recording
+from blis_replay.ingest.recording import ARRIVALS, RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
-from blis_replay.validate.comparison.repeats import repeats_of
+from blis_replay.validate.comparison.held_out import use_of
+from blis_replay.validate.comparison.repeats import copy_of, repeats_of
 from blis_replay.validate.comparison.spread import load_is_known
 from blis_replay.validate.experiment import WILDCARDS, all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Policy, Ranking
-from blis_replay.validate.judgement import Verdict
-from blis_replay.validate.metrics.observed import read_observed
+from blis_replay.validate.judgement import HELD_OUT, Verdict
+from blis_replay.validate.metrics.observed import Observed, read_observed
 from blis_replay.validate.text.cells import milliseconds
 
 _NAMED = 3  # pairs in a sentence, the furthest apart first; all p99s stand in the JSON
@@ -110,22 +111,31 @@ def gate(
         if release is not None:
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
-    repeated = repeats_of(store, slugs, repeats)
-    jobs, firsts = [], dict[str, Recording]()
+    kept, by_requests = list[Observed](), dict[str, Recording]()
     for slug in slugs:
         observed = read_observed(store, slug)
         recording = observed.recording
-        first = firsts.setdefault(requests_hash(recording) or slug, recording)
+        first = by_requests.setdefault(requests_hash(recording) or slug, recording)
+        first = next((one.recording for one in kept if _same_run(recording, one.recording)), first)
         if first is recording:
-            jobs.append(GateJob(observed, candidate, baseline, policy, extrapolate, repeated.get(slug)))
+            kept.append(observed)
         else:
             left_out[slug if recording.alias in (first.alias, *left_out) else recording.alias] = (
                 f"a copy of {first.alias}"
             )
+    # A fit knows the run that it was made of, and what that had is no news of the server.
+    alike = [one.recording for one in kept if use_of(candidate, one.recording) in HELD_OUT]
+    repeated = repeats_of(store, [one.recording.slug for one in kept], repeats, alike)
+    jobs = [GateJob(one, candidate, baseline, policy, extrapolate, repeated.get(one.recording.slug)) for one in kept]
     judgements = map_jobs(judge_experiment, jobs, **pool)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
     return GateReport(candidate, baseline, policy, ordered, checks, left_out)
+
+
+def _same_run(one: Recording, other: Recording) -> bool:
+    recorded = one.ground_truth == other.ground_truth == RECORDED and one.model == other.model
+    return recorded and copy_of(one, other) != ""
 
 
 def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str]) -> tuple[list[str], dict[str, str]]:
