@@ -61,7 +61,8 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows
+from blis_replay.ingest.rows import Rows, no_rows
+from blis_replay.ingest.scratch import Scratch, give_back
 from blis_replay.ingest.served import published
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.slice import others_among, others_in_flight, sliced

@@ -1,12 +1,11 @@
 """Rows of one schema, wherever they are: few in a frame, many in a DuckDB database, or the result of SQL on either.
 
-The database is a scratch one while a recording is read, and the store afterwards.  Nothing is read before it is asked
-for, and only the columns that are asked for.
+The database is a scratch one while a recording is read (``scratch.py``), and the store afterwards.  Nothing is read
+before it is asked for, and only the columns that are asked for.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import polars as pl
 
@@ -30,9 +29,7 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 BATCH_ROWS = 100_000  # rows worked on at a time; requests then take some 20 MB
 FEW_ROWS = BATCH_ROWS  # tables of up to this many rows may be kept in memory
-MEMORY_BYTES = 250 << 20  # of all rows of one reading that are kept in memory; more go to a scratch database
-_DATABASE_BYTES = 300 << 20  # memory of that database; more goes to files in its folder
-_BESIDE_BYTES = 64 << 20  # of rows that are kept in memory beside such a database
+DATABASE_BYTES = 300 << 20  # memory of a database of this process; more goes to files in its folder
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 
@@ -53,7 +50,7 @@ class Rows:
 
     ``held``: all of them as a frame.  Else they are the result of the query ``sql`` over tables of ``database`` and
     over ``frames`` (by name), with the values ``bound``.  ``kept``: columns read so far, of rows that are read often.
-    ``writers``: keep alive the scratch tables that the query reads.
+    ``writers``: what keeps the scratch tables alive that the query reads.
     """
 
     schema: Schema
@@ -63,7 +60,7 @@ class Rows:
     bound: Mapping[str, object] = field(default_factory=dict)
     held: pl.DataFrame | None = None
     kept: dict[str, pl.Series] | None = None
-    writers: tuple[Writer, ...] = ()
+    writers: tuple[object, ...] = ()
 
     @cached_property
     def height(self) -> int:
@@ -154,7 +151,7 @@ class Rows:
     def reader(self) -> Iterator[Any]:
         """All rows as one stream of Arrow batches."""
         if self.held is not None:
-            yield _arrow(self.held).to_reader()
+            yield arrow(self.held).to_reader()
             return
         with self._result(f"SELECT {_listed(self.schema)} FROM ({self.sql})") as result:
             yield result.to_arrow_reader(BATCH_ROWS)
@@ -175,7 +172,7 @@ class Rows:
         """A connection in which the frames are registered by name."""
         with (self.database or _memory()).connection() as connection:
             for name, frame in self.frames.items():
-                connection.register(name, _arrow(frame))
+                connection.register(name, arrow(frame))
             yield connection
 
     def _typed(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
@@ -239,38 +236,11 @@ def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /
     )
 
 
-def give_back() -> None:
-    """Return free memory to the system; the C library keeps what lies below the last block in use."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it
-        trim(0)
+class OwnDatabase:
+    """A database of this process alone, with ``memory_bytes`` of memory; more goes to files in a folder of its own."""
 
-
-def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataFrame]:
-    """Batches sorted by ``key``, cut again so that rows of one key are in one batch; at least one frame."""
-    rest: pl.DataFrame | None = None
-    for batch in batches:
-        rows = batch if rest is None else pl.concat([rest, batch])
-        if rows.is_empty():
-            rest = rows
-            continue
-        cut = int(rows[key].ne_missing(rows[key][-1]).sum())
-        if cut:
-            yield rows.head(cut)
-        rest = rows.slice(cut)
-    if rest is not None:
-        yield rest
-
-
-class Scratch:
-    """The rows of one reading: in memory, and beyond ``MEMORY_BYTES`` in a database of its own.
-
-    It lives as long as its rows.  ``share``: how many scratches exist at one time and divide the memory.
-    """
-
-    def __init__(self, share: int = 1) -> None:
-        self._memory_bytes, self._database_bytes = MEMORY_BYTES // share, _DATABASE_BYTES // share
-        self._held: WeakSet[Rows] = WeakSet()
-        self._writers: WeakSet[Writer] = WeakSet()
+    def __init__(self, memory_bytes: int = DATABASE_BYTES) -> None:
+        self._memory_bytes = memory_bytes
 
     @cached_property
     def _root(self) -> duckdb.DuckDBPyConnection:
@@ -280,7 +250,7 @@ class Scratch:
         folder = Path(gettempdir()) / f"blis-replay-{uuid4().hex}"
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
         # One thread: others would have buffers of their own, and change the order of rows.
-        memory = f"{self._database_bytes >> 20}MiB"
+        memory = f"{self._memory_bytes >> 20}MiB"
         return duckdb.connect(config={"memory_limit": memory, "temp_directory": str(folder), "threads": 1})
 
     @contextmanager
@@ -293,111 +263,17 @@ class Scratch:
             cursor.close()
 
     def is_shared(self) -> bool:
-        """Never: the database is this process's own."""
+        """Never."""
         return False
-
-    def is_full(self) -> bool:
-        """Whether the rows in memory, those of unfinished writers included, take more than they may."""
-        held = sum(rows.held.estimated_size() for rows in self._held if rows.held is not None)
-        return held + sum(writer.held_bytes for writer in self._writers) > self._memory_bytes
-
-    def empty_writers(self) -> None:
-        """Move the rows of all writers to the database, and those that they get from now on; keep less in memory."""
-        self._memory_bytes = min(self._memory_bytes, _BESIDE_BYTES)
-        for writer in list(self._writers):
-            writer.to_table()
-
-    def hold(self, frame: pl.DataFrame) -> Rows:
-        """The rows of a frame, counted as rows in memory."""
-        rows = rows_of(frame)
-        self._held.add(rows)
-        return rows
-
-    def writer(self, schema: Schema) -> Writer:
-        """A writer for rows that come frame by frame."""
-        writer = Writer(self, schema)
-        self._writers.add(writer)
-        return writer
-
-    def drop(self, table: str) -> None:
-        """Drop a table that no rows refer to."""
-        with self.connection() as connection:
-            connection.execute(f"DROP TABLE {table}")
-
-    def kept(self, rows: Rows) -> Rows:
-        """A copy of the rows in this scratch, so that their query runs once."""
-        return self.gathered(rows.schema, rows.batches())
-
-    def gathered(self, schema: Schema, batches: Iterable[pl.DataFrame]) -> Rows:
-        """The rows of all batches in this scratch."""
-        writer = self.writer(schema)
-        for batch in batches:
-            writer.add(batch)
-        return writer.done()
-
-
-@dataclass(eq=False)
-class Writer:
-    """Gathers rows in ``scratch``; frames have ``schema``, or types that can be cast to it."""
-
-    scratch: Scratch
-    schema: Schema
-    held_bytes: int = 0
-    _frames: list[pl.DataFrame] = field(default_factory=list)
-    _table: str = ""
-
-    def add(self, frame: pl.DataFrame) -> None:
-        """Append rows."""
-        if frame.is_empty():
-            return
-        # Columns whose chunks differ would be copied by every query.
-        kept = frame.select(_alone(name, kind) for name, kind in self.schema.items()).rechunk()
-        self._frames.append(kept)
-        self.held_bytes += int(kept.estimated_size())
-        if self._table:
-            self.to_table()
-        elif self.scratch.is_full():
-            self.scratch.empty_writers()
-
-    def done(self) -> Rows:
-        """The rows."""
-        if self._table:
-            return Rows(self.schema, f"SELECT * FROM {self._table}", self.scratch, writers=(self,))
-        frame = pl.concat([pl.DataFrame(schema=self.schema), *self._frames], rechunk=False)
-        self._frames, self.held_bytes = [], 0
-        return self.scratch.hold(frame)
-
-    def to_table(self) -> None:
-        """Move the rows so far to the database; later ones go there too."""
-        if not self._frames:
-            return
-        texts = {name: pl.String for name, kind in self.schema.items() if isinstance(kind, pl.Enum)}
-        with self.scratch.connection() as connection:
-            for frame in self._frames:
-                connection.register("added", _arrow(frame.cast(texts)))  # type: ignore[arg-type]
-                begin = f"INSERT INTO {self._table}" if self._table else f"CREATE TABLE {self._new_name()} AS"
-                connection.execute(f"{begin} SELECT * FROM added")
-        self._frames, self.held_bytes = [], 0
-
-    def _new_name(self) -> str:
-        self._table = f"rows_{next(_NAMES)}"
-        finalize(self, self.scratch.drop, self._table).atexit = False
-        return self._table
-
-
-def _alone(name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
-    """A column with memory of its own: polars keeps texts as views, which would keep all texts read with them."""
-    column = pl.col(name).cast(kind)
-    return pl.concat_str(column, pl.lit("")).alias(name) if kind == pl.String else column
 
 
 @cache
-def _memory() -> Scratch:
+def _memory() -> OwnDatabase:
     """The database for SQL over frames alone."""
-    return Scratch()
+    return OwnDatabase()
 
 
-def _arrow(frame: pl.DataFrame) -> Any:
+def arrow(frame: pl.DataFrame) -> Any:
     """The frame as an Arrow table, without copying texts."""
     return frame.to_arrow(compat_level=pl.CompatLevel.newest())
 

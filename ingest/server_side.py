@@ -22,7 +22,8 @@ from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead
 from blis_replay.ingest.readers.server.clock import bridge_of, nearest_us, server_times, steps_on_zero
 from blis_replay.ingest.readers.step_log import StepLog, read_step_log
 from blis_replay.ingest.recording import IDENTITIES, JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, NOT_KNOWN, Clock
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
+from blis_replay.ingest.rows import Rows, no_rows, query, rows_of
+from blis_replay.ingest.scratch import Scratch
 
 
 @dataclass(frozen=True)

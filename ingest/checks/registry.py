@@ -24,7 +24,7 @@ from blis_replay.ingest.checks.evidence import CheckEvidence, Context, Instrumen
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.rows import give_back
+from blis_replay.ingest.scratch import give_back
 from blis_replay.ingest.store.file import Store, fetch
 from blis_replay.ingest.store.recordings import read_stored, read_token_layout
 from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals

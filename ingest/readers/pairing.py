@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.scratch import Scratch
 
 # What only a server measures of a request.
 SERVER_COLUMNS = ("queue_us", "prefill_us", "decode_us", "cached_prompt_tokens")

@@ -29,7 +29,8 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.rows import Rows, Scratch, query, rows_of
+from blis_replay.ingest.rows import Rows, query, rows_of
+from blis_replay.ingest.scratch import Scratch
 
 BATCH_ROWS = 20_000
 # 2001: stamps before that count from a start of their own.

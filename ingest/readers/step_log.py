@@ -23,8 +23,9 @@ from blis_replay.ingest.readers.otlp.journeys import EVENT_SCHEMA, READ_LIFECYCL
 from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import SERVER_BLOCKS, SNAPSHOT_SCHEMA
-from blis_replay.ingest.rows import BATCH_ROWS, Schema, Scratch
+from blis_replay.ingest.rows import BATCH_ROWS, Schema
 from blis_replay.ingest.rows import Rows as StoredRows
+from blis_replay.ingest.scratch import Scratch
 
 FORM = 1
 MAX_LINE_BYTES = 16 << 20

@@ -23,7 +23,7 @@ import polars as pl
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import whole_groups
+from blis_replay.ingest.scratch import whole_groups
 from blis_replay.ingest.steps.records import is_asynchronous
 
 ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {

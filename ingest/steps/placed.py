@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.recording import IDENTITIES, ITERATION_SCHEMA, Recording, TokenEvents
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.followed import NONE, Followed, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
 

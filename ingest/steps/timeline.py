@@ -11,7 +11,8 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows, Scratch, no_rows
+from blis_replay.ingest.rows import Rows, no_rows
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.records import steps_by_id
 
 MOST_STEPS = 20_000_000  # more steps would take over 1 GB: their ids are taken for mistaken

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest import scratch as ingest_scratch
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import READ_SCHEMA
 from blis_replay.ingest.recording import (
@@ -30,7 +30,8 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.rows import Rows, Scratch, rows_of
+from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.store.recordings import TABLES
 
 
@@ -134,17 +135,17 @@ def server_traces() -> dict[str, Rows]:
 
 @cache
 def _scratch() -> Scratch:
-    """One for all: a recording has one too, and to open it takes longer than most tests."""
-    return Scratch()
+    """One for all, which keeps no rows in memory: to open one takes longer than most tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ingest_scratch, "MEMORY_BYTES", 0)
+        return Scratch()
 
 
 def in_database(frame: pl.DataFrame, rows: int) -> Rows:
     """The rows of a frame in a scratch database, so many added at a time."""
     writer = _scratch().writer(frame.schema)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
-        for part in frame.iter_slices(rows):
-            writer.add(part)
+    for part in frame.iter_slices(rows):
+        writer.add(part)
     return writer.done()
 
 

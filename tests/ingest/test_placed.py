@@ -12,7 +12,8 @@ from logged import ENGINE, logged, served, workload
 from steplog import events
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 
 

@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest import scratch as ingest_scratch
 from blis_replay.ingest.checks.evidence import steps_by_start
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import gathered, in_send_order
 from blis_replay.ingest.recording import STEP_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows, query, result_frame, rows_of, whole_groups
+from blis_replay.ingest.rows import Rows, no_rows, query, result_frame, rows_of
+from blis_replay.ingest.scratch import Scratch, give_back, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 VALUES = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -97,7 +99,7 @@ def test_a_query_joins_rows_wherever_they_are() -> None:
 def test_types_are_those_of_the_schema_wherever_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names by number have other numbers in other frames; texts are what they have in common."""
     for memory_bytes in (0, 1 << 30):
-        monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", memory_bytes)
+        monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", memory_bytes)
         writer = Scratch().writer({"name": pl.Enum("xyz")})
         for names in ("xy", "yz"):
             writer.add(pl.DataFrame({"name": list(names)}, schema={"name": pl.Enum(names)}).cast(pl.String))
@@ -110,7 +112,7 @@ def test_once_memory_is_full_rows_are_in_the_database_and_later_there_is_room_ag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of 16 bytes, 100 at a time: two frames have 3,200 bytes, and a third does not go into 4,000."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", 4_000)
     scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
 
     def written(frames: int) -> Rows:
@@ -128,8 +130,8 @@ def test_once_memory_is_full_rows_are_in_the_database_and_later_there_is_room_ag
 
 def test_beside_a_database_fewer_rows_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 16 bytes: 1,600 go into 4,000, and after 4,800 have not, they do not go into the 1,000 that are left."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
-    monkeypatch.setattr(ingest_rows, "_BESIDE_BYTES", 1_000)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", 4_000)
+    monkeypatch.setattr(ingest_scratch, "_BESIDE_BYTES", 1_000)
     scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
 
     def is_held(frames: int) -> bool:
@@ -143,7 +145,7 @@ def test_beside_a_database_fewer_rows_stay_in_memory(monkeypatch: pytest.MonkeyP
 
 def test_a_table_of_which_nobody_has_rows_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is made of its rows by SQL needs them; what was read of them does not."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", 0)
     scratch = Scratch()
     rows = scratch.kept(rows_of(framed([(1, "a"), (2, "b")])))
     made = query("SELECT * FROM these ORDER BY key DESC", SCHEMA, these=rows.where("key > 1").only([*SCHEMA]))
@@ -161,7 +163,7 @@ def tables_of(scratch: Scratch) -> int:
 
 def test_a_scratch_database_has_no_folder_before_it_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that ends without cleaning up would leave it behind."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", 0)
     monkeypatch.setattr(ingest_rows, "gettempdir", lambda: str(tmp_path))
     writer = Scratch().writer({"a": pl.Int64})
     writer.add(pl.DataFrame({"a": [1, 2]}))
@@ -186,7 +188,7 @@ def _buffers(texts: pl.Series) -> list[pa.Buffer]:
 
 def test_what_all_writers_have_in_memory_counts_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 16 bytes: frames of 1,600 bytes, one here and two there, are more than 4,000, which neither has alone."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", 4_000)
     scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
     writers = [scratch.writer(frame.schema) for _ in range(2)]
     for writer in (*writers, writers[0]):
@@ -207,7 +209,7 @@ def test_columns_that_came_in_unlike_chunks_have_like_ones() -> None:
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
 def test_requests_in_send_order_are_alike_wherever_they_are(memory_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sent at 7, 3, 3 and 5 us: the clock's zero is 3, and the two that were sent at once stay as in the file."""
-    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(ingest_scratch, "MEMORY_BYTES", memory_bytes)
     for sent_us, order in (([7, 3, 3, 5], [1, 2, 3, 0]), ([3, 3, 5, 7], [0, 1, 2, 3])):
         records = [("", {"sent_us": us, "prompt_tokens": number}) for number, us in enumerate(sent_us)]
         read, _events = gathered(RecordedFile(Path("r"), "r"), records, lambda row: (row, ()))

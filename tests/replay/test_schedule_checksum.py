@@ -23,7 +23,8 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, KvCacheGroup, RequestTrace, release_arguments
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
-from blis_replay.ingest.rows import Scratch, no_rows, rows_of
+from blis_replay.ingest.rows import no_rows, rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.mode import ReplayMode

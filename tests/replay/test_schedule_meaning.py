@@ -12,7 +12,8 @@ from test_schedule_checksum import PRESSED, stepwise
 
 from blis_replay.blis.trace import release_arguments
 from blis_replay.ingest.recording import Recording, Setting
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule

@@ -17,7 +17,8 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.server import check_iterations as iterations_check
 from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import NO_EVENTS
 

@@ -24,8 +24,9 @@ from blis_replay.ingest.readers.otlp.spans import (
     with_texts_on_one_line,
 )
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, shaped, whole_groups
+from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, query, shaped
 from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
+from blis_replay.ingest.scratch import Scratch, whole_groups
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"

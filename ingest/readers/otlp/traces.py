@@ -25,8 +25,9 @@ from blis_replay.ingest.readers.otlp.spans import (
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.clock import bridge_of
 from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, shaped, whole_groups
+from blis_replay.ingest.rows import Rows, no_rows, query, rows_of, shaped
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.scratch import Scratch, Writer, whole_groups
 
 MAX_OTHER_NAMES = 100  # names of unread spans, without their numbers, that are counted apart
 _FURTHER = ("(further)", "(further)")

@@ -16,7 +16,8 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import ITERATION_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
+from blis_replay.ingest.rows import Rows, no_rows, query, rows_of
+from blis_replay.ingest.scratch import Scratch
 
 BATCH_ROWS = 20_000
 MAX_ENGINES = 4096

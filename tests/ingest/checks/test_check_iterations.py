@@ -10,7 +10,8 @@ from logged import ENGINE, OVERHEAD_US, logged, served, workload
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.server import check_iterations as check
 from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
-from blis_replay.ingest.rows import Scratch, no_rows
+from blis_replay.ingest.rows import no_rows
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import NO_EVENTS
 

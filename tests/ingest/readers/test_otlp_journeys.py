@@ -22,7 +22,8 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
 from blis_replay.ingest.readers.pairing import with_request_indices
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay_labs.planted.writers_otlp import Values, attributes
 
 EPOCH_NS, MONOTONIC_NS = 1_770_000_000_000_000_000, 1_000_000_000_000

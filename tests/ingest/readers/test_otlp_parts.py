@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from test_otlp_journeys import EPOCH_NS, api_span, event, step_span, whole
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest import scratch as ingest_scratch
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.scratch import Scratch
 from blis_replay_labs.planted.writers_otlp import attributes
 
 pytestmark = pytest.mark.slow
@@ -93,7 +94,7 @@ def test_small_batches_in_a_database_are_the_same_traces(
     assert lifecycles.height == (12 if restarted else 20)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(otlp_traces.BatchRows, "full", property(lambda rows: len(rows.spans) >= batch_spans))
-        patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
+        patched.setattr(ingest_scratch, "MEMORY_BYTES", 0)
         patched.setattr(ingest_rows, "BATCH_ROWS", batch_rows)
         patched.setattr(otlp_journeys, "_WIDE_ROWS", batch_rows)
         patched.setattr(otlp_journeys, "_SORTED_ROWS", batch_rows)

@@ -15,7 +15,7 @@ from blis_replay.ingest.readers.discovery import oldest_first
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.iterations import IterationLines, IterationsRead
 from blis_replay.ingest.readers.server.log import recognises
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.scratch import Scratch
 
 
 def line(index: int, counts: tuple[int, int, int, int] = (0, 0, 1, 1), engine: int = 0, more: str = "") -> str:

@@ -17,7 +17,8 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.step_log import StepLog, read_step_log
 from blis_replay.ingest.recording import SERVER_BLOCKS
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 
 ROOT = Path(__file__).parents[3]
 ZERO_NS, WALL_NS = 1_000_000_000_000, 1_800_000_000_000_000_000

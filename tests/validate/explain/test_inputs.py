@@ -11,7 +11,8 @@ from logged import ENGINE, logged, workload
 from planted import planted_recording
 
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.scratch import Scratch
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.replay.driver import replay
