@@ -112,35 +112,6 @@ def engine_packs() -> tuple[EnginePack, ...]:
     return tuple(whole)
 
 
-@cache
-def dated_defaults() -> Mapping[str, tuple[tuple[Release | None, ArgumentDefault], ...]]:
-    """Of each argument that every release has the defaults, with the release since which; the first that applies holds.
-
-    The oldest are without a release: older servers are taken to have them too.
-    """
-    oldest, *newer = engine_packs()
-    dated = {name: _as_defaults(said, None) for name, said in oldest.arguments.items()}
-    before = oldest
-    for pack in newer:
-        for name in dated:
-            if pack.arguments[name] != before.arguments[name]:
-                dated[name] = _as_defaults(pack.arguments[name], release_numbers(pack.first)) + dated[name]
-        before = pack
-    return dated
-
-
-def least_default(name: str) -> int:
-    """The least that vLLM takes by itself on any machine, for a number that all releases have."""
-    return min(int(entry.value) for _since, entry in dated_defaults()[name] if entry.value is not None)
-
-
-def _as_defaults(
-    said: Value | tuple[ArgumentDefault, ...], since: Release | None
-) -> tuple[tuple[Release | None, ArgumentDefault], ...]:
-    entries = said if isinstance(said, tuple) else (ArgumentDefault(said),)
-    return tuple((since, entry) for entry in entries)
-
-
 def choose_pack(version: str) -> PackChoice:
     """The pack for what a recording calls its vLLM version, and the compared release that is nearest to it."""
     packs, numbers = engine_packs(), release_numbers(version)

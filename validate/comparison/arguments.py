@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.base.engine_packs import least_default, shown_argument
+from blis_replay.base.engine_packs import shown_argument
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
@@ -55,6 +55,8 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
     if name == "async_scheduling":
         return "" if run.mode.scheduling != "recorded" or "scheduling" in plan.basis else "it governs every step"
     if name in _BOUNDS:
+        from blis_replay.ingest.readers.server.engine_defaults import least_default  # of most runs both are recorded
+
         least = min(least_default(name), getattr(plan.engine, name))
         columns = ("running_depth",) if name == "max_num_seqs" else ("prefill_tokens", "decode_tokens")
         sums = (sum(some[column].astype(np.int64) for column in columns) for some in step_parts(steps))

@@ -6,15 +6,44 @@ The values stand in the packs of the releases (``base.engine_packs``); here, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import cast
 
-from blis_replay.base.engine_packs import ArgumentDefault, Release, dated_defaults, shown_argument
+from blis_replay.base.engine_packs import ArgumentDefault, Release, Value, engine_packs, release_numbers, shown_argument
 from blis_replay.ingest.recording import Setting
 
 # Since which release (None: the oldest, and before) an argument has a default, and the default.
 Dated = tuple[Release | None, ArgumentDefault]
+
+
+@cache
+def dated_defaults() -> Mapping[str, tuple[Dated, ...]]:
+    """Of each argument that every release has the defaults, with the release since which; the first that applies holds.
+
+    The oldest are without a release: older servers are taken to have them too.
+    """
+    oldest, *newer = engine_packs()
+    dated = {name: _as_defaults(said, None) for name, said in oldest.arguments.items()}
+    before = oldest
+    for pack in newer:
+        for name in dated:
+            if pack.arguments[name] != before.arguments[name]:
+                dated[name] = _as_defaults(pack.arguments[name], release_numbers(pack.first)) + dated[name]
+        before = pack
+    return dated
+
+
+def least_default(name: str) -> int:
+    """The least that vLLM takes by itself on any machine, for a number that all releases have."""
+    return min(int(entry.value) for _since, entry in dated_defaults()[name] if entry.value is not None)
+
+
+def _as_defaults(said: Value | tuple[ArgumentDefault, ...], since: Release | None) -> tuple[Dated, ...]:
+    entries = said if isinstance(said, tuple) else (ArgumentDefault(said),)
+    return tuple((since, entry) for entry in entries)
+
 
 # GPUs of 70 GiB and more, and some below, with their GiB.  What vLLM asks is the device itself.
 _GPU_GIB = (
