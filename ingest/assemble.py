@@ -59,7 +59,6 @@ from blis_replay.ingest.recording import (
     Setting,
     SourceFile,
     TokenEvents,
-    empty_frame,
 )
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.scratch import Scratch, give_back
@@ -147,7 +146,7 @@ class _Assembly:
         self.known, self.others = discovery.find(source, progress)
         self.log = server_log.ServerLog()
         self.experiment = ServerFacts()
-        self.load, self.aggregates = LoadConfig(), empty_frame(AGGREGATE_SCHEMA)
+        self.load, self.aggregates = LoadConfig(), pl.DataFrame(schema=AGGREGATE_SCHEMA)
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
@@ -305,7 +304,7 @@ class _Assembly:
         return ServerFacts()
 
     def _reported(self) -> pl.DataFrame:
-        frames = [empty_frame(AGGREGATE_SCHEMA)]
+        frames = [pl.DataFrame(schema=AGGREGATE_SCHEMA)]
         if summary := self._one(formats.SUMMARY):
             frames.append(inference_perf.read_aggregates(summary))
         for file in self.known.get(formats.STAGE, []):

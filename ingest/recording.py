@@ -9,13 +9,11 @@ from.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import polars as pl
 
 from blis_replay.ingest.rows import FEW_ROWS, Rows, no_rows, rows_of
@@ -329,8 +327,3 @@ class Recording:
         """Whether aggregates say what clients saw, and not only what the server counted itself."""
         metric = self.aggregates["metric"]
         return not (metric.str.starts_with("server_") | (metric == SCHEDULE_DELAY)).all()
-
-
-def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:
-    """A frame of the given schema without rows."""
-    return pl.DataFrame(schema=schema)

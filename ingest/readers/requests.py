@@ -27,7 +27,6 @@ from blis_replay.ingest.recording import (
     PromptTree,
     Stage,
     TokenEvents,
-    empty_frame,
 )
 from blis_replay.ingest.rows import Rows, query, rows_of
 from blis_replay.ingest.scratch import Scratch
@@ -91,7 +90,7 @@ class RequestsRead:
     events: TokenEvents | None = None
     version: str = ""
     stages: tuple[Stage, ...] = ()
-    aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
+    aggregates: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=AGGREGATE_SCHEMA))
     prefix: RawPrompts | None = None
     remarks: tuple[str, ...] = ()
     configured_output_tokens: int | None = None

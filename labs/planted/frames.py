@@ -25,7 +25,6 @@ from blis_replay.ingest.recording import (
     Recording,
     Setting,
     TokenEvents,
-    empty_frame,
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay_labs.planted.experiment import SyntheticTruth, api_request_id, core_request_id, sampled, step_records
@@ -70,7 +69,7 @@ def recording_of(truth: SyntheticTruth, token_file: Path | None = None) -> Recor
         requests=rows_of(_requests(truth)),
         token_events=None if token_file is None else _token_events(truth, token_file),
         steps=rows_of(_steps(truth)),
-        aggregates=empty_frame(AGGREGATE_SCHEMA),
+        aggregates=pl.DataFrame(schema=AGGREGATE_SCHEMA),
         clocks=(Clock("client", "relative", 0), Clock("step", "relative", 0, placed=ONE_CLOCK)),
         files=(),
         missing=() if token_file else ("token times",),

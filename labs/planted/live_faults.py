@@ -24,7 +24,7 @@ from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import check_names
 from blis_replay.ingest.readers.discovery import only_source
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording
 from blis_replay.replay.engine import with_engine
 from blis_replay_labs.planted import causes as c
 from blis_replay_labs.planted.faults import NOTHING, REFUSED, Cause, Depth, Fault, Recorded, drawn, taken, with_requests
@@ -300,7 +300,7 @@ def _part(from_share: float, until_share: float) -> Cause:
         part = taken(recorded, np.arange(n)[round(from_share * n) : round(until_share * n)])
         begun = with_requests(part, pl.col("arrival_us") - pl.col("arrival_us").min())
         # A report counts the whole run.
-        unreported = replace(begun.recording, aggregates=empty_frame(AGGREGATE_SCHEMA), stages=())
+        unreported = replace(begun.recording, aggregates=pl.DataFrame(schema=AGGREGATE_SCHEMA), stages=())
         return replace(begun, recording=unreported)
 
     return Cause("part", f"{100 * from_share:g} to {100 * until_share:g} %", (), instruments=instruments)

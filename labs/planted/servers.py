@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
@@ -24,7 +25,6 @@ from blis_replay.ingest.recording import (
     Recording,
     Setting,
     Stage,
-    empty_frame,
 )
 from blis_replay.ingest.rows import Rows, no_rows, rows_of
 from blis_replay_labs.planted.frames import frame_of
@@ -186,7 +186,7 @@ def run_of(server: Server, *, draw: int = 0) -> Recording:
         requests=rows_of(frame),
         token_events=None,
         steps=_recorded_steps(server, result, rng),
-        aggregates=empty_frame(AGGREGATE_SCHEMA),
+        aggregates=pl.DataFrame(schema=AGGREGATE_SCHEMA),
         clocks=(),
         files=(),
         missing=(),

@@ -28,7 +28,6 @@ from blis_replay.ingest.recording import (
     SourceFile,
     Stage,
     TokenEvents,
-    empty_frame,
 )
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.scratch import Scratch
@@ -179,8 +178,8 @@ def recording(**fields: Any) -> Recording:
         "prefix_hit_rate": None,
         "requests": requests(),
         "token_events": None,
-        "steps": empty_frame(STEP_SCHEMA),
-        "aggregates": empty_frame(AGGREGATE_SCHEMA),
+        "steps": pl.DataFrame(schema=STEP_SCHEMA),
+        "aggregates": pl.DataFrame(schema=AGGREGATE_SCHEMA),
         "clocks": (Clock("client", "epoch", 1_770_000_000_000_000),),
         "files": (SourceFile("trace.csv", "TraceV2", 1000, "aa", 3, 1, (("line 3", "not a number"),)),),
         "missing": ("no step records",),

@@ -14,7 +14,6 @@ from blis_replay.ingest.recording import (
     Setting,
     SharedPrefix,
     Stage,
-    empty_frame,
 )
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.ingest.store.file import Store, fetch
@@ -67,7 +66,7 @@ def make_recording(
         requests=rows_of(requests),
         token_events=None,
         steps=no_rows(STEP_SCHEMA),
-        aggregates=empty_frame(AGGREGATE_SCHEMA),
+        aggregates=pl.DataFrame(schema=AGGREGATE_SCHEMA),
         clocks=(),
         files=(),
         missing=(),

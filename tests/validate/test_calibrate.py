@@ -27,7 +27,6 @@ from blis_replay.ingest.recording import (
     Setting,
     SharedPrefix,
     Stage,
-    empty_frame,
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
@@ -290,7 +289,7 @@ def test_without_steps_or_latencies_there_is_nothing_to_fit(busy: Recording) -> 
 
     empty = replace(
         busy,
-        steps=rows_of(empty_frame(STEP_SCHEMA)),
+        steps=rows_of(pl.DataFrame(schema=STEP_SCHEMA)),
         requests=rows_of(busy.requests.frame().with_columns(ttft_us=pl.lit(None, pl.Int64))),
     )
     with pytest.raises(ValidateError, match="no steps or latencies to fit"):

@@ -10,7 +10,7 @@ import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.validate.fit.evidence import measured_delays
 
@@ -62,7 +62,7 @@ def test_the_way_back_is_measured_too() -> None:
 
 def test_without_stamps_nothing_is_measured() -> None:
     recording = journeys()
-    assert measured_delays([replace(recording, lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)))]) == {}
+    assert measured_delays([replace(recording, lifecycles=rows_of(pl.DataFrame(schema=LIFECYCLE_SCHEMA)))]) == {}
 
 
 @pytest.mark.parametrize("scenario", ["fcfs-async", "kv-tight-sync", "shared-prefix-async", "long-prompts-sync"])

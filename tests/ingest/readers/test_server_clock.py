@@ -8,11 +8,11 @@ from builders import requests, run_of_steps
 
 from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.server.clock import ServerTimes, bridge_of, server_times, steps_on_zero
-from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, empty_frame
+from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock
 from blis_replay.ingest.rows import Rows, rows_of
 
 NO_JOURNEYS = pl.Series(dtype=pl.Int64)
-NO_REQUESTS = empty_frame(REQUEST_SCHEMA)
+NO_REQUESTS = pl.DataFrame(schema=REQUEST_SCHEMA)
 NO_EVENTS = pl.Series(dtype=pl.Int64)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording, SharedPrefix, Stage, empty_frame
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.engine import with_engine
@@ -78,7 +78,8 @@ def test_so_it_is_of_a_real_load_and_latencies_that_scatter(name: str, server: i
     release = load_release("h100-vllm-0.15.1")
     sent_us = pl.col("arrival_us")
     rows = whole.requests.frame()[6_000:6_800].with_columns(sent_us - sent_us.min(), request_index=pl.int_range(800))
-    part = replace(whole, requests=rows_of(rows), aggregates=empty_frame(AGGREGATE_SCHEMA), stages=(), findings=())
+    nothing = pl.DataFrame(schema=AGGREGATE_SCHEMA)
+    part = replace(whole, requests=rows_of(rows), aggregates=nothing, stages=(), findings=())
     run = replay(with_engine(part, {name: server}, "file"), release)
     factor = np.random.default_rng(4).normal(1, 0.03, 800)
     times = {

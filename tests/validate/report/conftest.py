@@ -18,7 +18,6 @@ from blis_replay.ingest.recording import (
     STEP_SCHEMA,
     Setting,
     SourceFile,
-    empty_frame,
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
@@ -94,9 +93,9 @@ def bare_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFactor
     bare = replace(
         recording,
         requests=rows_of(recording.requests.frame().with_columns(nothing)),
-        steps=rows_of(empty_frame(STEP_SCHEMA)),
-        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        steps=rows_of(pl.DataFrame(schema=STEP_SCHEMA)),
+        lifecycles=rows_of(pl.DataFrame(schema=LIFECYCLE_SCHEMA)),
+        journey_events=rows_of(pl.DataFrame(schema=JOURNEY_EVENT_SCHEMA)),
         token_events=None,
         prefix=None,
         hardware=None,

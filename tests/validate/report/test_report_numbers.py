@@ -14,7 +14,7 @@ from planted_pages import PlantedPage
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
-from blis_replay.ingest.recording import ITERATION_SCHEMA, STEP_SCHEMA, empty_frame
+from blis_replay.ingest.recording import ITERATION_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import replay
@@ -120,7 +120,7 @@ def test_iterations_of_a_log_have_depth_and_cycles_and_no_queue(planted_page: Pl
     others = {name: pl.lit(None) for name in ITERATION_SCHEMA if name not in steps.columns}
     logged = steps.with_columns(**(others | split))
     logged = logged.select(pl.col(name).cast(kind) for name, kind in ITERATION_SCHEMA.items())
-    bare = replace(run.recording, steps=rows_of(empty_frame(STEP_SCHEMA)), iterations=rows_of(logged))
+    bare = replace(run.recording, steps=rows_of(pl.DataFrame(schema=STEP_SCHEMA)), iterations=rows_of(logged))
     everyone = np.ones(len(run.e2e_us), np.bool_)
     of_steps, of_log = (depth_over_time(replace(run, recording=one), everyone) for one in (run.recording, bare))
     assert of_steps is not None and of_log is not None
