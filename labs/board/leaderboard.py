@@ -18,10 +18,11 @@ from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import compare_replay, with_repeats
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.comparison.repeats import Repeats
 from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
-from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, mean_abs, relative_error
+from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
 from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
 from blis_replay.validate.metrics.skill import Skill
 from blis_replay_labs.board.published import published_simulators

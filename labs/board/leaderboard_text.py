@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.judgement import HELD_OUT
-from blis_replay.validate.metrics.latency import mean_abs
 from blis_replay.validate.metrics.skill import SCORED
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay_labs.board.leaderboard import SHOWN, Board, Cost, Score

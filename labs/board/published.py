@@ -18,9 +18,10 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.judgement import HELD_OUT
-from blis_replay.validate.metrics.latency import mean_abs, relative_error
+from blis_replay.validate.metrics.latency import relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.terminal import has_room

@@ -13,7 +13,7 @@ from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import verb
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.metrics.latency import mean_abs
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.text.answer import Answer, Block, Part
 from blis_replay_labs.mlperf.loadgen import METRICS, STATISTICS, Run, each_run
 from blis_replay_labs.mlperf.prediction import (

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
-from blis_replay.validate.metrics.latency import mean_abs
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
 from blis_replay.validate.text.cells import cell_text
 from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalFit

@@ -180,8 +180,13 @@ def kind_of_use(use: Use) -> str:
 def mean_abs_errors(judgements: Sequence[Judgement]) -> dict[str, float | None]:
     """Per metric, the mean over judged experiments of the absolute error of the mean; overloaded ones do not count."""
     counted = [j for j in judgements if j.verdict != "NOT JUDGED" and not j.overloaded]
-    errors = {metric: [abs(e) for j in counted if (e := j.errors[metric, "mean"]) is not None] for metric in METRICS}
-    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
+    return {metric: mean_abs(one.errors[metric, "mean"] for one in counted) for metric in METRICS}
+
+
+def mean_abs(values: Iterable[float | None]) -> float | None:
+    """Mean of the absolute values that are known; None without any."""
+    known = [abs(value) for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def means_by_fit(judgements: Sequence[Judgement], *, by_release: bool = False) -> dict[str, dict[str, float | None]]:

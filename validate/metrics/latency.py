@@ -14,7 +14,6 @@ Quantiles interpolate linearly between order statistics (numpy's default).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -173,12 +172,6 @@ def paired_mape(observed: Values, simulated: Values) -> float | None:
     if not usable.any():
         return None
     return float(np.abs(simulated[usable] / observed[usable] - 1).mean())
-
-
-def mean_abs(values: Iterable[float | None]) -> float | None:
-    """Mean of the absolute values that are known; None without any."""
-    known = [abs(value) for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def correlation(observed: Values, simulated: Values) -> float | None:

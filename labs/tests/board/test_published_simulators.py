@@ -11,8 +11,8 @@ import pytest
 from blis_replay.fixtures.catalogue import bundled_slugs
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.overview import mean_abs
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.metrics.latency import mean_abs
 from blis_replay_labs.board.published import (
     COLUMNS,
     PublishedTable,
