@@ -230,7 +230,7 @@ class _Assembly:
             begin="min(arrival_us)", end="max(arrival_us + coalesce(e2e_us, 0))", tokens="sum(output_tokens)"
         )
         if client is None or None in run.values():
-            return empty_frame(AGGREGATE_SCHEMA)
+            return pl.DataFrame(schema=AGGREGATE_SCHEMA)
         zero_us = client.zero_us if (placed := client.kind == "epoch" and not client.constructed) else 0
         begin_s, end_s = ((zero_us + run[end]) / 1e6 for end in ("begin", "end"))
         served = self.log.throughput.served(begin_s, end_s, float(run["tokens"]), placed=placed)

@@ -206,8 +206,9 @@ def rows_of(frame: pl.DataFrame) -> Rows:
     return Rows(frame.schema, f"SELECT * FROM {name}", frames={name: frame}, held=frame)
 
 
-def shaped(frame: pl.DataFrame, schema: Schema, columns: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """The ``columns`` of a frame in the order and types of a schema; those without an expression are null."""
+def shaped(frame: pl.DataFrame, schema: Schema, columns: Mapping[str, pl.Expr] | None = None) -> pl.DataFrame:
+    """``columns`` (default: its own) of a frame in the order and types of a schema; the others of these are null."""
+    columns = {name: pl.col(name) for name in frame.columns} if columns is None else columns
     return frame.select(columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in schema.items())
 
 

@@ -11,7 +11,7 @@ from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, Recording, Stage
-from blis_replay.ingest.rows import no_rows, rows_of
+from blis_replay.ingest.rows import no_rows, rows_of, shaped
 from blis_replay.replay.mode import ReplayMode
 
 _SEED = 42
@@ -88,11 +88,7 @@ def of_aggregates(recording: Recording) -> Recording:
         output_tokens_source=pl.lit(_OF_MEAN),
         status=pl.lit("ok"),
     )
-    columns = (
-        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind)
-        for name, kind in REQUEST_SCHEMA.items()
-    )
-    return replace(recording, requests=rows_of(frame.select(columns)))
+    return replace(recording, requests=rows_of(shaped(frame, REQUEST_SCHEMA)))
 
 
 def with_equal_lengths(recording: Recording) -> Recording | None:

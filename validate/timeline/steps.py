@@ -16,6 +16,7 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import shaped
 from blis_replay.ingest.steps.admissions import admissions_of, decodes_of, open_at
 from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
 from blis_replay.ingest.steps.timeline import timeline_of
@@ -229,8 +230,4 @@ def _samples(side: str, columns: pl.DataFrame, window: tuple[int, int]) -> pl.Da
 
 
 def _in_schema(side: str, frame: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
-    there = frame.with_columns(pl.lit(side).alias("side"))
-    return there.select(
-        (pl.col(name) if name in there.columns else pl.lit(None)).cast(kind).alias(name)
-        for name, kind in schema.items()
-    )
+    return shaped(frame.with_columns(pl.lit(side).alias("side")), schema)
