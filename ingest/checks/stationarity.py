@@ -22,7 +22,7 @@ from blis_replay.ingest.checks.evidence import (
 from blis_replay.ingest.overload import client_limits
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query, rows_of
-from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
+from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests, stretches
 from blis_replay.ingest.steps.records import is_asynchronous
 
 CHECK = "stationarity"
@@ -180,8 +180,7 @@ def _late_together(requests: pl.DataFrame, window: Window) -> list[Finding]:
     e2e_us = sent["e2e_us"].to_numpy()
     usual_us = float(np.median(e2e_us))
     late = e2e_us - usual_us > max(STALL_US, _TIMES_USUAL * usual_us)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], late, [False]]).astype(np.int8))).reshape(-1, 2)
-    runs = [(int(first), int(end)) for first, end in edges if end - first >= _LATE_TOGETHER]
+    runs = [(first, last + 1) for first, last in stretches(late) if last + 1 - first >= _LATE_TOGETHER]
     if not runs:
         return []
     requests_late, longest_us = sum(end - first for first, end in runs), float(e2e_us[late].max() - usual_us)
