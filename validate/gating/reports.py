@@ -16,7 +16,7 @@ from blis_replay.validate.comparison.pages import judgement_json
 from blis_replay.validate.comparison.verdict_text import command_text, toned
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
-from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, cell_name
 from blis_replay.validate.metrics.skill import SCORED, Skill
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, markdown, markdown_text
 from blis_replay.validate.text.cells import in_ms, percent, percent_plain, time_span
@@ -32,10 +32,11 @@ def gate_answer(report: GateReport, store: str = "", releases: tuple[str | None,
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
     """
-    head: list[Part] = [Block([gate_line(report), against(report)]), _errors(report), Block(_apart(report))]
+    verdict = Line(f"{report.verdict}  {report.candidate.name}: {gate_reason(report)}", mark=toned(report.verdict))
+    head: list[Part] = [Block([verdict, against(report)]), _errors(report), Block(_apart(report))]
     passed = Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"])
     found = in_the_way(report)
-    every = [_obstacle(check) for check in found]
+    every = [Line(f"{one.outcome}  {place(one)}: {one.message}", mark=toned(one.outcome)) for one in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
     brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed]
     of = report.baseline or report.candidate, report.candidate
@@ -84,12 +85,8 @@ def _other_changes(report: GateReport, check: Check) -> str:
     judged = [c for c in _judged_changes(report) if c.experiment == check.experiment and c is not check]
     if check.rule != "regression" or check.value is None or not judged:
         return ""
-    changes = [f"{cell_name(c.metric, c.statistic)} {100 * (c.value or 0):+.2f}" for c in judged]
+    changes = [f"{cell_name((c.metric, c.statistic))} {100 * (c.value or 0):+.2f}" for c in judged]
     return f"; changes of other |error|s: {', '.join(changes)} points"
-
-
-def _obstacle(check: Check) -> Line:
-    return Line(f"{check.outcome}  {place(check)}: {check.message}", mark=toned(check.outcome))
 
 
 def _and_more(found: Sequence[Check]) -> str:
@@ -121,11 +118,6 @@ def _unchanged_and_rule(report: GateReport) -> list[str]:
 
 def _judged_changes(report: GateReport) -> list[Check]:
     return [check for check in report.all_checks if check.rule == "regression" and check.value is not None]
-
-
-def gate_line(report: GateReport) -> Line:
-    """Verdict, subject and the largest reason."""
-    return Line(f"{report.verdict}  {report.candidate.name}: {gate_reason(report)}", mark=toned(report.verdict))
 
 
 def gate_reason(report: GateReport) -> str:
@@ -168,11 +160,6 @@ def outcome(judgement: Gated) -> str:
     return judgement.outcome or "not gated"
 
 
-def cell_name(metric: str, statistic: str) -> str:
-    """The heading of a column: the mean goes without saying."""
-    return metric.upper() if statistic == "mean" else f"{metric.upper()} {statistic}"
-
-
 def changed(report: GateReport) -> list[Check]:
     """Regression checks with a number, where the baseline answered anything else than the candidate."""
     return [c for c in _judged_changes(report) if max(map(abs, (c.value or 0.0, *(c.interval or ())))) > _NO_CHANGE]
@@ -186,7 +173,7 @@ def _errors(report: GateReport) -> Table:
     cells = list(report.policy.limits)
     columns = (
         *columns_named("error of", "run", kind="text"),
-        *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
+        *(Column(cell_name(cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
         *([Column("change, pts", "word")] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
     )
@@ -212,7 +199,7 @@ def _grown(report: GateReport) -> dict[str, str]:
         known = [(c, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
         if known:
             check, points = max(known, key=lambda one: (-VERDICTS.index(one[0].outcome), _may_have_grown(*one)))
-            grown[judgement.slug] = f"{cell_name(check.metric, check.statistic)} {100 * points:+.2f}"
+            grown[judgement.slug] = f"{cell_name((check.metric, check.statistic))} {100 * points:+.2f}"
     return grown
 
 
@@ -299,7 +286,7 @@ def _change_table(title: str, checks: Sequence[Check]) -> Table:
 def _change(check: Check) -> list[Cell]:
     low, high = check.interval or (float("nan"), float("nan"))
     interval = f"{100 * low:+.2f} .. {100 * high:+.2f}"
-    named = (check.experiment, cell_name(check.metric, check.statistic))
+    named = (check.experiment, cell_name((check.metric, check.statistic)))
     return [*named, check.value or 0.0, interval, toned(check.outcome)]
 
 
