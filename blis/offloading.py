@@ -98,8 +98,8 @@ def new_offload(
             table[name] = values[order]
     at["blocks"] = offloading.cpu_blocks
     at["by_request"] = engine.behaviours.offload_follows_requests
-    for name in ("first_used", "last_used", "parked_first", "parked_last"):
-        at[name] = k.NONE
+    at["first_used"] = at["last_used"] = k.NONE
+    at["parked"] = (k.NONE, k.NONE)
     ways = np.zeros(2, t.WAY)
     ways["fixed_us"] = offloading.store_us, offloading.load_us
     ways["block_us"] = offloading.store_block_us, offloading.load_block_us

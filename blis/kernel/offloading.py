@@ -10,7 +10,7 @@ Running requests and tokens follow ``draft_batch`` and ``drafting``.
 from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.base.tables import table_of
+from blis_replay.base.tables import column, table_of
 from blis_replay.blis.kernel.batch import enter_running, hold_prefix
 from blis_replay.blis.kernel.draft_batch import (
     close_segment,
@@ -39,10 +39,12 @@ from blis_replay.blis.kernel.pool import allocate_slots, blocks_for, find_cached
 from blis_replay.blis.kernel.queues import (
     first_waiting,
     give_up_blocks,
+    insert,
     leave_list,
     leave_queue,
     next_given_up,
     queue_up,
+    remove,
     start_running,
     stop_prefill,
 )
@@ -137,7 +139,7 @@ def _next_batch(state: State, flight: Flight, offload: Offload, until_us: int) -
 def has_work(state: State, offload: Offload) -> bool:
     """Whether the engine goes on with its turns: a request is not done, or a transfer has not been acted on."""
     at, cpu = state.at, offload.at
-    if at.running_depth + at.waiting_depth + cpu.parked + cpu.ended + cpu.held > 0:
+    if at.running_depth + at.waiting_depth + cpu.parked_depth + cpu.ended + cpu.held > 0:
         return True
     return (
         offload.ways[STORES].taken < offload.ways[STORES].added or offload.ways[LOADS].taken < offload.ways[LOADS].added
@@ -150,7 +152,7 @@ def has_work(state: State, offload: Offload) -> bool:
 @compiled
 def schedule(state: State, flight: Flight, offload: Offload) -> None:
     """Build one batch: running requests in their order, then parked ones, then waiting ones."""
-    at, parked = state.at, offload.at.parked
+    at, parked = state.at, offload.at.parked_depth
     at.waiting_depth += parked
     begin_batch(state, False)
     at.waiting_depth -= parked
@@ -165,7 +167,7 @@ def schedule(state: State, flight: Flight, offload: Offload) -> None:
 @compiled
 def admit_parked(state: State, flight: Flight, offload: Offload, budget: int) -> int:
     """Go on with parked requests whose blocks are loaded; the budget that is left, 0 if one found no room."""
-    at, request = state.at, offload.at.parked_first
+    at, request = state.at, offload.at.parked.head
     while request != NONE and budget > 0 and at.running_depth < state.config.max_active_seqs:
         after = state.links[request].growth.next
         this, own = state.requests[request], offload.requests[request]
@@ -266,7 +268,7 @@ def lacks_unreserved(state: State, flight: Flight, offload: Offload, blocks: int
         if flight.requests[request].in_prefill == 1:
             reserved += remaining_blocks(state, request)
         request = state.links[request].running.next
-    request = offload.at.parked_first
+    request = offload.at.parked.head
     while request != NONE:
         reserved += remaining_blocks(state, request)
         request = state.links[request].growth.next
@@ -294,37 +296,19 @@ def park(state: State, flight: Flight, offload: Offload, request: int, computed:
     this.computed = computed
     this.status = PARKED
     offload.requests[request].loaded = 0
-    before = at.parked_last
+    before = at.parked.tail
     if state.config.priority_policy == 1:
         while before != NONE and state.facts[before].rank > state.facts[request].rank:
             before = state.links[before].growth.previous
-    after = at.parked_first if before == NONE else state.links[before].growth.next
-    link = state.links[request].growth
-    link.previous, link.next = before, after
-    if before == NONE:
-        at.parked_first = request
-    else:
-        state.links[before].growth.next = request
-    if after == NONE:
-        at.parked_last = request
-    else:
-        state.links[after].growth.previous = request
-    at.parked += 1
+    insert(column(state.links, "growth"), at.parked, request, before)
+    at.parked_depth += 1
 
 
 @compiled
 def unpark(state: State, offload: Offload, request: int) -> None:
     """Out of the parked requests; it keeps its blocks."""
-    at, link = offload.at, state.links[request].growth
-    if link.previous == NONE:
-        at.parked_first = link.next
-    else:
-        state.links[link.previous].growth.next = link.next
-    if link.next == NONE:
-        at.parked_last = link.previous
-    else:
-        state.links[link.next].growth.previous = link.previous
-    at.parked -= 1
+    remove(column(state.links, "growth"), offload.at.parked, request)
+    offload.at.parked_depth -= 1
 
 
 # -- The batch on the device ------------------------------------------------------------------
@@ -340,9 +324,9 @@ def _run_batch(state: State, flight: Flight, offload: Offload, duration_us: int)
     launch_us = wait_for_flushed(offload, launch_us)
     cpu.launched_us = launch_us
     at.device_free_us = max(at.device_free_us, launch_us)
-    at.waiting_depth += cpu.parked
+    at.waiting_depth += cpu.parked_depth
     tokens = put_in_flight(state, duration_us)
-    at.waiting_depth -= cpu.parked
+    at.waiting_depth -= cpu.parked_depth
     begin_transfers(offload, LOADS, offload.ways[LOADS].added, launch_us if cpu.blocks == 0 else at.device_free_us)
     see_transfers(offload, launch_us, at.in_flight - 1)
     if batch.first_tokens > 0 or cpu.held > 0:  # what is held comes free at its time

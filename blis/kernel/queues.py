@@ -83,16 +83,18 @@ def leave_queue(state: State, request: int) -> None:
 
 
 @compiled
-def append(links: Table, ends: Ends, request: int) -> None:
-    """Put a request at the end of a list."""
-    last = ends.tail
-    links[request].previous = last
-    links[request].next = NONE
-    if last == NONE:
+def insert(links: Table, ends: Ends, request: int, before: int) -> None:
+    """Put a request into a list behind the one ``before``; NONE: at its head."""
+    after = ends.head if before == NONE else links[before].next
+    links[request].previous, links[request].next = before, after
+    if before == NONE:
         ends.head = request
     else:
-        links[last].next = request
-    ends.tail = request
+        links[before].next = request
+    if after == NONE:
+        ends.tail = request
+    else:
+        links[after].previous = request
 
 
 @compiled
@@ -117,8 +119,8 @@ def start_running(state: State, request: int) -> None:
     this.admission = at.admissions
     at.admissions += 1
     at.running_depth += 1
-    append(column(state.links, "running"), at.running, request)
-    append(column(state.links, "prefilling"), at.prefilling, request)
+    insert(column(state.links, "running"), at.running, request, at.running.tail)
+    insert(column(state.links, "prefilling"), at.prefilling, request, at.prefilling.tail)
 
 
 @compiled

@@ -92,9 +92,7 @@ class Config:
     growing: i64  # blocks that a request takes for each block size of its tokens: one, or one for each group
     windowed: i64  # 1: some layers give blocks up while a request runs
     frees_processed: i64  # 1: they keep those that tokens in flight attend to
-    offloads: (
-        i64  # 1: KV blocks also go to CPU memory (``transfers``), so that each cached block is an extent of its own
-    )
+    offloads: i64  # 1: KV blocks also go to CPU memory (``transfers``), each cached block being an extent of its own
 
 
 class Ends:

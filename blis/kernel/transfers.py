@@ -20,6 +20,7 @@ from blis_replay.blis.kernel.state import (
     COMPLETED,
     NONE,
     WAITING,
+    Ends,
     Record,
     State,
     Table,
@@ -47,9 +48,8 @@ class OffloadProgress:
     offers: i64  # counts up: stores that were asked for
     uses: i64  # counts up: ranks in the order of last use
     by_request: i64  # 1: all that a request accesses has its rank, and a request that starts anew offers all its blocks
-    parked: i64  # requests that hold blocks without running
-    parked_first: i64
-    parked_last: i64
+    parked: Ends  # requests that hold blocks without running, linked by Links.growth
+    parked_depth: i64
     ended: i64  # requests that are done since the last step
     launched_us: i64  # when the last step was launched
     begins: i64  # position of the first store that does not begin with the step
