@@ -98,8 +98,7 @@ def new_offload(
             table[name] = values[order]
     at["blocks"] = offloading.cpu_blocks
     at["by_request"] = engine.behaviours.offload_follows_requests
-    at["first_used"] = at["last_used"] = k.NONE
-    at["parked"] = (k.NONE, k.NONE)
+    at["by_use"] = at["parked"] = (k.NONE, k.NONE)
     ways = np.zeros(2, t.WAY)
     ways["fixed_us"] = offloading.store_us, offloading.load_us
     ways["block_us"] = offloading.store_block_us, offloading.load_block_us
@@ -110,8 +109,7 @@ def new_offload(
         seen=np.zeros((2, 2), np.int64),
         requests=table,
         refs=np.full(keys, t.ABSENT, np.int32),
-        used_before=np.zeros(keys, np.int32),
-        used_after=np.zeros(keys, np.int32),
+        by_use=np.zeros(keys, k.LINK),
         used=np.zeros(keys, np.int64),
         offer=np.zeros(keys, np.int64),
         writer=np.full(keys, k.NONE, np.int64),

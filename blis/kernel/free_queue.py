@@ -7,7 +7,8 @@ extent of them is a mere number; two such extents never stand side by side.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import NONE, UNKEYED, State, compiled
+from blis_replay.base.tables import column
+from blis_replay.blis.kernel.state import NONE, UNKEYED, State, compiled, insert, remove
 
 
 @compiled
@@ -18,62 +19,34 @@ def new_extent(state: State) -> int:
         extent = state.at.extents_used
         state.at.extents_used += 1
     else:
-        state.at.spare_extent = state.extents[extent].queue_after
+        state.at.spare_extent = state.extents[extent].queue.next
     return extent
 
 
 @compiled
 def recycle_extent(state: State, extent: int) -> None:
     """An extent has no blocks any more."""
-    state.extents[extent].queue_after = state.at.spare_extent
+    state.extents[extent].queue.next = state.at.spare_extent
     state.at.spare_extent = extent
 
 
 @compiled
 def insert_before(state: State, extent: int, after: int) -> None:
     """Put an extent into the queue, nearer to the head than ``after`` (NONE: at its end)."""
-    at, this = state.at, state.extents[extent]
-    before = at.free_queue.tail if after == NONE else state.extents[after].queue_before
-    this.queue_before = before
-    this.queue_after = after
-    if before == NONE:
-        at.free_queue.head = extent
-    else:
-        state.extents[before].queue_after = extent
-    if after == NONE:
-        at.free_queue.tail = extent
-    else:
-        state.extents[after].queue_before = extent
+    links, ends = column(state.extents, "queue"), state.at.free_queue
+    insert(links, ends, extent, ends.tail if after == NONE else links[after].previous)
 
 
 @compiled
 def unlink(state: State, extent: int) -> None:
     """Take an extent out of the queue; what stands side by side now and is all alike becomes one."""
-    at, this = state.at, state.extents[extent]
-    before, after = this.queue_before, this.queue_after
-    if before == NONE:
-        at.free_queue.head = after
-    else:
-        state.extents[before].queue_after = after
-    if after == NONE:
-        at.free_queue.tail = before
-    else:
-        state.extents[after].queue_before = before
-        if before != NONE and is_unkeyed(state, before) and is_unkeyed(state, after):
-            state.extents[before].blocks += state.extents[after].blocks
-            unlink_last(state, before, after)
-
-
-@compiled
-def unlink_last(state: State, before: int, extent: int) -> None:
-    """Take ``extent``, which stands behind ``before``, out of the queue for good."""
-    after = state.extents[extent].queue_after
-    state.extents[before].queue_after = after
-    if after == NONE:
-        state.at.free_queue.tail = before
-    else:
-        state.extents[after].queue_before = before
-    recycle_extent(state, extent)
+    links, ends = column(state.extents, "queue"), state.at.free_queue
+    before, after = links[extent].previous, links[extent].next
+    remove(links, ends, extent)
+    if before != NONE and after != NONE and is_unkeyed(state, before) and is_unkeyed(state, after):
+        state.extents[before].blocks += state.extents[after].blocks
+        remove(links, ends, after)
+        recycle_extent(state, after)
 
 
 @compiled

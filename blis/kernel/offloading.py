@@ -39,12 +39,10 @@ from blis_replay.blis.kernel.pool import allocate_slots, blocks_for, find_cached
 from blis_replay.blis.kernel.queues import (
     first_waiting,
     give_up_blocks,
-    insert,
     leave_list,
     leave_queue,
     next_given_up,
     queue_up,
-    remove,
     start_running,
     stop_prefill,
 )
@@ -58,6 +56,8 @@ from blis_replay.blis.kernel.state import (
     State,
     compiled,
     entry,
+    insert,
+    remove,
     separate,
     state_of,
 )

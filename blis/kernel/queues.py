@@ -22,10 +22,11 @@ from blis_replay.blis.kernel.state import (
     NONE,
     PREFILLING,
     WAITING,
-    Ends,
     State,
     Table,
     compiled,
+    insert,
+    remove,
     separate,
 )
 
@@ -80,35 +81,6 @@ def leave_queue(state: State, request: int) -> None:
 
 
 # -- running ----------------------------------------------------------------------------
-
-
-@compiled
-def insert(links: Table, ends: Ends, request: int, before: int) -> None:
-    """Put a request into a list behind the one ``before``; NONE: at its head."""
-    after = ends.head if before == NONE else links[before].next
-    links[request].previous, links[request].next = before, after
-    if before == NONE:
-        ends.head = request
-    else:
-        links[before].next = request
-    if after == NONE:
-        ends.tail = request
-    else:
-        links[after].previous = request
-
-
-@compiled
-def remove(links: Table, ends: Ends, request: int) -> None:
-    """Take a request out of a list."""
-    before, after = links[request].previous, links[request].next
-    if before == NONE:
-        ends.head = after
-    else:
-        links[before].next = after
-    if after == NONE:
-        ends.tail = before
-    else:
-        links[after].previous = before
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""What a run is made of: records and tables, nothing else.
+"""What a run is made of: records and tables, and the lists that their rows are in.
 
 A state is a plain value: it can be copied, stored and resumed.  Requests are numbered
 in the order in which they queue.  Lists are tables of links, -1 is "none".
@@ -130,7 +130,7 @@ class Progress:
     admissions: i64  # counts up: the place of a request in the running list
     free_rows: i64  # rows of State.table that nobody uses
     extents_used: i64  # rows of State.extents that were ever used
-    spare_extent: i64  # first row that has no blocks any more; the others follow by queue_after
+    spare_extent: i64  # first row that has no blocks any more; the others follow by Extent.queue
     keys_used: i64
     keyed_decoding: i64  # decoding requests whose generated blocks have keys
     segments: i64
@@ -261,7 +261,7 @@ class Outcome:
 
 
 class Link:
-    """The neighbours of a request in a doubly linked list."""
+    """The neighbours of a row in a doubly linked list."""
 
     next: i32
     previous: i32
@@ -296,8 +296,7 @@ class Extent:
     keys_at: i32  # its keys are State.keys[keys_at :]; given at a preemption they are -keys_at - 2 and following
     rest: i32  # what was cut off behind it last
     twin: i32  # next extent in the cache under the same key, in order of entry (only extents of one block have twins)
-    queue_before: i32  # in the free queue, while nobody holds it
-    queue_after: i32
+    queue: Link  # in the free queue, while nobody holds it
 
 
 _WIDTHS: dict[str, Any] = {"i64": np.int64, "i32": np.int32, "i16": np.int16, "f64": np.float64}
@@ -315,7 +314,7 @@ def dtype_of(row: type) -> np.dtype[Any]:
 
 
 CONFIG, PROGRESS, BATCH, STEP, EXTENT = map(dtype_of, (Config, Progress, Batch, Step, Extent))
-FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
+FACTS, REQUEST, OUTCOME, LINK, LINKS = map(dtype_of, (Facts, Request, Outcome, Link, Links))
 GROUPING, GROUP, HELD, LEAVING = map(dtype_of, (Grouping, Group, Held, Leaving))
 
 
@@ -325,7 +324,7 @@ def extents_of(usable: int) -> Table:
     The first is all blocks.  The others take no memory until they are used.
     """
     extents = np.empty(2 * usable + 2, EXTENT)
-    extents[0] = (0, usable, UNKEYED, *[NONE] * 5)
+    extents[0] = (0, usable, UNKEYED, NONE, NONE, NONE, (NONE, NONE))
     return extents
 
 
@@ -369,3 +368,35 @@ class State(Tables):
 
 # A state, in compiled code: of the words that an entry was given.
 state_of = reader(State)
+
+
+# -- Doubly linked lists ---------------------------------------------------------------------
+
+
+@compiled
+def insert(links: Table, ends: Ends, row: int, before: int) -> None:
+    """Put a row into a list behind the row ``before``; NONE: at its head."""
+    after = ends.head if before == NONE else links[before].next
+    links[row].previous, links[row].next = before, after
+    if before == NONE:
+        ends.head = row
+    else:
+        links[before].next = row
+    if after == NONE:
+        ends.tail = row
+    else:
+        links[after].previous = row
+
+
+@compiled
+def remove(links: Table, ends: Ends, row: int) -> None:
+    """Take a row out of a list."""
+    before, after = links[row].previous, links[row].next
+    if before == NONE:
+        ends.head = after
+    else:
+        links[before].next = after
+    if after == NONE:
+        ends.tail = before
+    else:
+        links[after].previous = before

@@ -18,6 +18,7 @@ from blis_replay.blis.kernel.pool import full_blocks, key_of
 from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
+    LINK,
     NONE,
     WAITING,
     Ends,
@@ -28,6 +29,8 @@ from blis_replay.blis.kernel.state import (
     dtype_of,
     i32,
     i64,
+    insert,
+    remove,
     separate,
 )
 
@@ -43,8 +46,7 @@ class OffloadProgress:
     blocks: i64  # that the CPU has room for, 0: what is loaded comes from another server
     used: i64
     evictable: i64  # of those, blocks that no transfer needs
-    first_used: i64  # key of the block used longest ago, and of the one used last
-    last_used: i64
+    by_use: Ends  # keys of blocks, the one used longest ago at the head
     offers: i64  # counts up: stores that were asked for
     uses: i64  # counts up: ranks in the order of last use
     by_request: i64  # 1: all that a request accesses has its rank, and a request that starts anew offers all its blocks
@@ -111,8 +113,7 @@ class Offload(Tables):
     seen: Annotated[Int64s, 2]  # [2, 2] in batches in flight, ends of transfers that their launch saw
     requests: Annotated[Table, OFFLOADED, 1]
     refs: Int32s  # [keys]
-    used_before: Int32s  # [keys] neighbours in the order of last use
-    used_after: Int32s
+    by_use: Annotated[Table, LINK, 1]  # [keys] neighbours in the order of last use
     used: Int64s  # [keys] rank in that order, and below it how near to the start of its prompt the block is
     offer: Int64s  # [keys] the last store in which the block was offered
     writer: Int64s  # [keys] the store that writes it, NONE: none
@@ -158,19 +159,11 @@ def external_blocks(state: State, offload: Offload, request: int, hits: int) -> 
 def use(offload: Offload, key: int, rank: int, i: int) -> None:
     """Put the i-th block of a prompt into the order of last use; of equal ranks the first of a prompt is the last."""
     used = (rank << 24) - i  # a request has fewer blocks
-    before, after = offload.at.last_used, NONE
+    before = offload.at.by_use.tail
     while before != NONE and offload.used[before] > used:
-        before, after = offload.used_before[before], before
+        before = offload.by_use[before].previous
     offload.used[key] = used
-    offload.used_before[key], offload.used_after[key] = before, after
-    if before == NONE:
-        offload.at.first_used = key
-    else:
-        offload.used_after[before] = key
-    if after == NONE:
-        offload.at.last_used = key
-    else:
-        offload.used_before[after] = key
+    insert(offload.by_use, offload.at.by_use, key, before)
 
 
 @compiled
@@ -191,22 +184,8 @@ def access(state: State, offload: Offload, request: int, i: int) -> None:
         if own.rank == 0:
             own.rank = next_rank(offload)
         if offload.refs[key] != ABSENT and offload.used[key] < (own.rank << 24) - i:
-            leave_order(offload, key)
+            remove(offload.by_use, offload.at.by_use, key)
             use(offload, key, own.rank, i)
-
-
-@compiled
-def leave_order(offload: Offload, key: int) -> None:
-    """Take a block out of the order of last use."""
-    at, before, after = offload.at, offload.used_before[key], offload.used_after[key]
-    if before == NONE:
-        at.first_used = after
-    else:
-        offload.used_after[before] = after
-    if after == NONE:
-        at.last_used = before
-    else:
-        offload.used_before[after] = before
 
 
 @compiled
@@ -215,17 +194,17 @@ def make_room(offload: Offload, blocks: int) -> bool:
     at = offload.at
     if blocks > at.evictable:
         return False
-    found, key = 0, at.first_used
+    found, key = 0, at.by_use.head
     while key != NONE and found < blocks:
         found += 1 if offload.refs[key] == 0 and offload.offer[key] != at.offers else 0
-        key = offload.used_after[key]
+        key = offload.by_use[key].next
     if found < blocks:
         return False
-    key = at.first_used
+    key = at.by_use.head
     while found > 0:
-        after = offload.used_after[key]
+        after = offload.by_use[key].next
         if offload.refs[key] == 0 and offload.offer[key] != at.offers:
-            leave_order(offload, key)
+            remove(offload.by_use, offload.at.by_use, key)
             offload.refs[key] = ABSENT
             found -= 1
         key = after
@@ -241,7 +220,7 @@ def note_use(state: State, offload: Offload, request: int) -> None:
         if offload.accessed[place_of(state, request, i)] == 1:
             key = key_of(state, request, i)
             if offload.refs[key] != ABSENT:
-                leave_order(offload, key)
+                remove(offload.by_use, offload.at.by_use, key)
                 use(offload, key, next_rank(offload), 0)
 
 

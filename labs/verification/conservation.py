@@ -220,12 +220,12 @@ def free_queue(state: k.State) -> tuple[list[int], list[str]]:
     queue: list[int] = []
     extent, before = int(state.at[0].free_queue.head), k.NONE
     while extent != k.NONE:
-        if not 0 <= extent < state.at[0].extents_used or state.extents[extent].queue_before != before:
+        if not 0 <= extent < state.at[0].extents_used or state.extents[extent].queue.previous != before:
             return queue, [f"the free queue is broken at extent {extent}"]
         if state.extents[extent].blocks < 1:
             return queue, [f"extent {extent} of the free queue has no blocks"]
         queue.append(extent)
-        before, extent = extent, int(state.extents[extent].queue_after)
+        before, extent = extent, int(state.extents[extent].queue.next)
     if before != state.at[0].free_queue.tail:
         return queue, [f"the free queue ends with extent {before}, not {int(state.at[0].free_queue.tail)}"]
     unkeyed = state.extents["depth"][queue] == k.UNKEYED

@@ -282,15 +282,15 @@ def hold_what_is_free(state: k.State) -> None:
 
 
 def lose_the_end_of_the_free_queue(state: k.State) -> None:
-    state.at[0].free_queue.tail = state.extents[state.at[0].free_queue.tail].queue_before
+    state.at[0].free_queue.tail = state.extents[state.at[0].free_queue.tail].queue.previous
 
 
 def link_to_what_is_not_an_extent(state: k.State) -> None:
-    state.extents[state.at[0].free_queue.head].queue_after = state.at[0].extents_used
+    state.extents[state.at[0].free_queue.head].queue.next = state.at[0].extents_used
 
 
 def link_one_way_only(state: k.State) -> None:
-    state.extents[state.at[0].free_queue.tail].queue_before = k.NONE
+    state.extents[state.at[0].free_queue.tail].queue.previous = k.NONE
 
 
 def queue_an_extent_without_blocks(state: k.State) -> None:
