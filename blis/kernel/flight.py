@@ -52,9 +52,7 @@ class Flight(Tables):
 
     config: Annotated[Record, DRAFT_CONFIG, 0]
     requests: Annotated[Table, DRAFTED, 1]  # [requests]
-    batches: Annotated[
-        Int64s, 3
-    ]  # [2, running, 4]: in batches in flight, request, tokens, drafts (NONE: padding), 1: gives a token
+    batches: Annotated[Int64s, 3]  # [2, running, 4] in flight: request, tokens, drafts (NONE: padded), 1: gives a token
     counts: Int64s  # [2] members of these batches
     start: Int64s  # [requests] where those of a request begin in the following
     drafted: Int8s  # by the output tokens that a request has, less one: how many are drafted behind them

@@ -348,9 +348,7 @@ class State(Tables):
     keys: Int32s  # block keys, see BlockKeys
     extents: Annotated[Table, EXTENT, 1]  # [twice the blocks and some]
     extent_of_key: Int32s  # [keys] the extent in the cache with this key, or the one it was cut off from
-    table: Annotated[
-        Int32s, 2
-    ]  # [rows, 2 * blocks of a request] extents that a running request holds, and their blocks
+    table: Annotated[Int32s, 2]  # [rows, 2 * blocks of a request] extents that a running request holds, their blocks
     free_rows: Int64s
     steps: Annotated[Table, STEP, 1]  # [capacity], grows
     segments: Annotated[Int64s, 2]  # [capacity, 3]: request, first row, rows that all gave it a token; grows

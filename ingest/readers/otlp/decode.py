@@ -124,13 +124,9 @@ class BatchRows:
 
     def batch(self, unit: str) -> otlp_columns.TraceBatch:
         """The rows as frames; ``unit``: what a record of their file is called."""
-        return otlp_columns.batch_of(
-            unit, _frame(otlp_columns.SPAN_SCHEMA, self.spans), _frame(otlp_columns.EVENT_SCHEMA, self.events)
-        )
-
-
-def _frame(schema: Mapping[str, pl.DataType | type[pl.DataType]], rows: list[list[_Scalar]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema, orient="row")
+        spans = pl.DataFrame(self.spans, otlp_columns.SPAN_SCHEMA, orient="row")
+        events = pl.DataFrame(self.events, otlp_columns.EVENT_SCHEMA, orient="row")
+        return otlp_columns.batch_of(unit, spans, events)
 
 
 def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: Tally) -> Iterator[None]:
