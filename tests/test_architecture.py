@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 281,
-    "lines of the instrument": 58_405,
-    "lines of labs": 14_131,
+    "files of the instrument": 282,
+    "lines of the instrument": 58_333,
+    "lines of labs": 14_132,
     "lines of scripts": 5_235,
-    "lines of tests": 42_126,
+    "lines of tests": 42_135,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_204}
+LOADED_BUDGET = {"modules": 76, "lines": 15_011}
 
 
 def lines(paths: Iterable[Path]) -> int:
