@@ -84,23 +84,23 @@ def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: boo
         if not extrapolate:
             raise
         return release.entry_for(model, None, recording.alias)
-    if not extrapolate:
-        _refuse_other_gpu(release, recording)
+    if not extrapolate and other_gpu(release, recording):  # an error of 0 would be luck
+        raise ReleaseError(
+            f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
+            f"{recording.hardware}; calibrate on a run of that machine, or write coefficients for its GPU with "
+            "`blis-replay coefficients make`"
+        )
     return entry
 
 
-def _refuse_other_gpu(release: CoefficientRelease, recording: Recording) -> None:
-    """Raise ``ReleaseError`` where release and recording name different GPUs: an error of 0 would be luck."""
-    recorded = recording.hardware
-    if recorded is None or release.hardware == recorded or UNKNOWN_HARDWARE in release.hardware:
-        return
+def other_gpu(release: CoefficientRelease, recording: Recording) -> bool:
+    """Whether release and recording name different GPUs; one that names none may be any."""
+    recorded, made_for = recording.hardware, release.hardware
+    if recorded is None or recorded == made_for or UNKNOWN_HARDWARE in made_for:
+        return False
     from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
 
-    if not same_gpu(recorded, release.hardware):
-        raise ReleaseError(
-            f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on {recorded}; "
-            "calibrate on a run of that machine, or write coefficients for its GPU with `blis-replay coefficients make`"
-        )
+    return not same_gpu(recorded, made_for)
 
 
 @dataclass(frozen=True)

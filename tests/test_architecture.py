@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 282,
-    "lines of the instrument": 58_333,
+    "lines of the instrument": 58_332,
     "lines of labs": 14_132,
     "lines of scripts": 5_235,
     "lines of tests": 42_135,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_011}
+LOADED_BUDGET = {"modules": 76, "lines": 15_010}
 
 
 def lines(paths: Iterable[Path]) -> int:
