@@ -56,7 +56,7 @@ def explain_verb(
 
     Replays the experiment with every set of components replaced by what was recorded, and gives
     each its Shapley value: its share of the error of mean and p99 of E2E, TTFT and ITL.  The
-    shares and what no component explains sum to the error.
+    shares and what is unexplained sum to the error.
 
     Of the levels of a sweep it explains the one that decides, below the verdict on all of them.
 
