@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 282,
-    "lines of the instrument": 58_332,
+    "lines of the instrument": 58_333,
     "lines of labs": 14_132,
     "lines of scripts": 5_235,
     "lines of tests": 42_135,

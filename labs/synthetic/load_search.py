@@ -116,8 +116,8 @@ def _between(
 ) -> tuple[float, float] | None:
     """The 95 % interval of the highest load: each draw of the coefficients has a highest load of its own.
 
-    Near a limit of the server the load that it bears is nearly inverse to the time of its steps, so what the fit misses
-    of the ITL, and steps beyond the fit, widen it by as much.
+    Near a limit of the server its load is nearly inverse to the time of a step.  So what the fit misses of the ITL, and
+    steps beyond the fit, widen the interval by as much.
     """
     found = _load(most, load) or 0.0
     met_by_draws: dict[float, list[bool]] = {}

@@ -82,7 +82,7 @@ def repeats_of(
 
 
 def refuse_copies(recording: Recording, others: Sequence[Recording]) -> None:
-    """Raise ``NothingToJudgeError`` for a recording that is no other run than one of the others."""
+    """Raise ``NothingToJudgeError`` for a recording of the same run as one of the others."""
     for other in others:
         if why := copy_of(recording, other):
             raise NothingToJudgeError(

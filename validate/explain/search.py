@@ -211,7 +211,7 @@ def _depths_apart(trial: Trial) -> tuple[float, float]:
     A share of time in which ``n`` requests come and go one after the other is uncertain by half of ``1 / sqrt(n)``.
     """
     observed, simulated = trial.streams_us()
-    # What every request waits, such as a proxy's delay, is no queue: each side has its own.
+    # A delay that every request has, such as a proxy's, makes nobody queue: each side has its own.
     shares, waited_us = depths(observed, _usual_us(observed))
     others, _ = depths(simulated, _usual_us(simulated))
     after_another = waited_us / max(float((observed[2] - observed[1]).mean()), 1.0)

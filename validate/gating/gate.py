@@ -123,7 +123,7 @@ def gate(
             left_out[slug if recording.alias in (first.alias, *left_out) else recording.alias] = (
                 f"a copy of {first.alias}"
             )
-    # A fit knows the run that it was made of, and what that had is no news of the server.
+    # A release fits the runs that it was fitted on, so only the others say how far the server differs from itself.
     alike = [one.recording for one in kept if use_of(candidate, one.recording) in HELD_OUT]
     repeated = repeats_of(store, [one.recording.slug for one in kept], repeats, alike)
     jobs = [GateJob(one, candidate, baseline, policy, extrapolate, repeated.get(one.recording.slug)) for one in kept]

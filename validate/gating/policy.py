@@ -28,7 +28,7 @@ DEFAULT_NAME = "default"
 Limits = dict[tuple[str, str], float]
 
 _MEANS: Limits = {(metric, "mean"): limit for metric, limit in THRESHOLDS.items()}
-# No error is within 0 %, and an error is told as a multiple of its limit.
+# No error is within 0 %, and reports state errors as multiples of their limits.
 Limit = Annotated[float, Meta(gt=0, lt=1e4, extra=PERCENT)]
 Confidence = Annotated[float, Meta(ge=0.5, lt=1, extra=PERCENT)]
 

@@ -106,7 +106,7 @@ def judged_html(judgement: Judgement, name: str) -> str:
     if judgement.lost or not judgement.judged:
         return ""
     table = judged_table(judgement)
-    # The state, last in a terminal, stands beside the name: a narrow screen shows the columns on the left.
+    # The state, last in a terminal, follows the name here: a narrow screen shows the columns on the left.
     metric, *numbers, state = table.columns
     rows = [[row[0], row[-1], *row[1:-1]] for row in table.rows]
     table = replace(table, columns=(metric, state, *numbers), rows=rows, title="What is judged", note=INTERVALS)

@@ -65,7 +65,8 @@ _HELD_BACK_S = 0.05
 # least the second share of the cap was in flight.  Else the run was short, or its server slow.
 _ACHIEVED, _IN_FLIGHT = 0.9, 0.75
 _LONGEST_S = 1e9
-# A total of output tokens that is a multiple of so many requests is of equal lengths: by chance it is one in as many.
+# Requests whose total of output tokens is a multiple of their number have equal lengths; by chance 1 in 20 of the
+# shortest runs that this is asked of.
 _MANY = 20
 # Rebuilt send times are refused where the run would end further from its stated duration than this share.  Those of two
 # recorded sweeps (gpt-oss-120b on an H200, 4 and 64 clients) end 0.1 and 0.7 % from it.
