@@ -24,6 +24,7 @@ MAX_LINES = 1_000_000  # of ten years at the usual interval
 _FEWEST = 3  # lines of one engine, whose distance is the interval
 # A server's stamps are of its local time without a zone: whole quarters of an hour from UTC, at most 14 hours.
 _ZONE_S, _MOST_ZONES = 900, 56
+_LATE = 1.5  # intervals since the line before
 _SKEW_S = 5.0  # between the clocks of two hosts, and for stamps in whole seconds
 _COVERED = 0.5  # share of a run; lines of less say nothing of it
 
@@ -33,7 +34,7 @@ class ThroughputLines:
     """Gathers the throughput lines of a log that is read line by line."""
 
     _stamps: LogStamps = field(default_factory=LogStamps)
-    _lines: list[tuple[int, int, float]] = field(default_factory=list)  # second, engine, tokens/s
+    _lines: list[tuple[int, int, float]] = field(default_factory=list)  # whole second, engine, tokens/s
 
     def take(self, line: str) -> None:
         """Read a line, if it is one."""
@@ -51,44 +52,35 @@ class ThroughputLines:
         """
         if len(self._lines) < _FEWEST:
             return None
-        at_s, engine, rate = (np.array(values, np.float64) for values in zip(*self._lines, strict=True))
-        gaps_s = np.concatenate([np.diff(at_s[engine == one]) for one in np.unique(engine)])
-        every_s = Counter(gaps_s[gaps_s > 0].tolist()).most_common(1)
+        # A line that a terminal or a second handler printed twice counts once.
+        at_s, engine, rate = (np.array(of) for of in zip(*sorted(set(self._lines)), strict=True))
+        since_s = np.zeros(len(at_s))
+        for one in np.unique(engine):
+            since_s[engine == one] = np.diff(at_s[engine == one], prepend=at_s[engine == one][0])
+        every_s = Counter(since_s[since_s > 0].tolist()).most_common(1)
         if not every_s:
             return None
         interval_s = every_s[0][0]
+        # A busy server prints late, and a line before which it was idle is of one interval.
+        lasts_s = np.where((since_s > 0) & (since_s <= _LATE * interval_s), since_s, interval_s)
+        begins = np.unique([at_s - interval_s, at_s - interval_s / 2])
         if placed:
-            of_year_s = float(LogStamps.of_unix(begin_s))
-            begins = of_year_s + _ZONE_S * np.arange(-_MOST_ZONES, _MOST_ZONES + 1.0)
-        else:
-            begins = np.unique(np.concatenate([at_s - interval_s, at_s - interval_s / 2]))
-        places = [_Place.of(at_s, rate, interval_s, begin, begin + end_s - begin_s) for begin in begins.tolist()]
-        whole = max(place.covered for place in places)
-        if whole < _COVERED:
+            begins = LogStamps.of_unix(begin_s) + _ZONE_S * np.arange(-_MOST_ZONES, _MOST_ZONES + 1)
+        ends = begins + (end_s - begin_s)
+        so_far = np.cumsum([0.0, *lasts_s * rate])
+
+        def before(second: Floats) -> Floats:
+            found: Floats = so_far[np.searchsorted(at_s, second, "left")]
+            return found
+
+        least = np.maximum(before(ends - _SKEW_S) - before(begins + interval_s + _SKEW_S), 0)
+        most = before(ends + interval_s + _SKEW_S) - before(begins - _SKEW_S)
+        first_s, last_s = at_s[0] - interval_s - _SKEW_S, at_s[-1] + _SKEW_S
+        held_s = np.minimum(last_s, ends) - np.maximum(first_s, begins)
+        covered = (held_s / max(end_s - begin_s, 1.0)).round(2)
+        if covered.max() < _COVERED:
             return None
-        best = min((place for place in places if place.covered == whole), key=lambda place: place.off(tokens))
-        return best.least, best.most
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A run at some place in a log: which share of it the lines cover, and how many tokens were generated in it."""
-
-    covered: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, at_s: Floats, rate: Floats, interval_s: float, begin_s: float, end_s: float) -> _Place:
-        """``at_s``, ``rate``: float64[n] of the lines, each about the ``interval_s`` before it."""
-        first_s, last_s = at_s.min() - interval_s - _SKEW_S, at_s.max() + _SKEW_S
-        held_s = max(min(last_s, end_s) - max(first_s, begin_s), 0.0)
-        covered = round(held_s / max(end_s - begin_s, 1.0), 2)
-        within = (at_s - interval_s >= begin_s + _SKEW_S) & (at_s <= end_s - _SKEW_S)
-        near = (at_s > begin_s - _SKEW_S) & (at_s - interval_s < end_s + _SKEW_S)
-        least, most = (float(rate[of].sum()) * interval_s for of in (within, near))
-        return cls(covered, least, most if first_s <= begin_s and end_s <= last_s else inf)
-
-    def off(self, tokens: float) -> float:
-        """By how much these tokens lie outside."""
-        return max(self.least - tokens, tokens - self.most, 0.0)
+        most[(begins < first_s) | (ends > last_s)] = inf
+        off = np.maximum(np.maximum(least - tokens, tokens - most), 0)
+        best = int(np.where(covered == covered.max(), off, inf).argmin())
+        return float(least[best]), float(most[best])

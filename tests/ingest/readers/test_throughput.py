@@ -58,3 +58,13 @@ def test_lines_that_end_early_bound_nothing_from_above() -> None:
     assert lines_of(*RATES[:9]).served(NOON_S, NOON_S + 100, 90_000, placed=True) == (72_000, inf)
     assert lines_of(*RATES[:4]).served(NOON_S, NOON_S + 100, 90_000, placed=True) is None
     assert lines_of(*RATES[:2]).served(NOON_S, NOON_S + 20, 18_000, placed=True) is None
+
+
+def test_a_line_that_was_printed_twice_counts_once() -> None:
+    read = lines_of(*RATES)
+    for _ in range(2):
+        read.take(
+            "INFO 03-01 12:01:50 [loggers.py:257] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+            "throughput: 900.0 tokens/s, Running: 9 reqs"
+        )
+    assert read.served(NOON_S, NOON_S + 110, 99_000, placed=True) == (81_000, 99_000)
