@@ -234,7 +234,9 @@ class _Assembly:
         zero_us = client.zero_us if (placed := client.kind == "epoch" and not client.constructed) else 0
         begin_s, end_s = ((zero_us + run[end]) / 1e6 for end in ("begin", "end"))
         served = self.log.throughput.served(begin_s, end_s, float(run["tokens"]), placed=placed)
-        bounds = zip(("least", "most"), served or (), strict=False)
+        # Several engines may print to several logs: then one has a part of the tokens.
+        alone = self.log.given.get("data_parallel_size", 1) == 1 and "data_parallel_rank" not in self.log.given
+        bounds = zip(("least", "most") if alone else ("least",), served or (), strict=False)
         return aggregate_frame((-1, "server_log_output_tokens", name, tokens) for name, tokens in bounds)
 
     def _prefix_hit_rate(self) -> float | None:

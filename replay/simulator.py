@@ -84,11 +84,11 @@ def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: boo
         if not extrapolate:
             raise
         return release.entry_for(model, None, recording.alias)
-    if not extrapolate and other_gpu(release, recording):  # an error of 0 would be luck
+    if not extrapolate and other_gpu(release, recording):  # a small error would be chance
         raise ReleaseError(
             f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
-            f"{recording.hardware}; calibrate on a run of that machine, or write coefficients for its GPU with "
-            "`blis-replay coefficients make`"
+            f"{recording.hardware}; calibrate on a run of that machine, or if it is the same GPU, name it so "
+            "(hardware in exp-config.yaml); `gate --extrapolate` judges nevertheless"
         )
     return entry
 
@@ -98,9 +98,9 @@ def other_gpu(release: CoefficientRelease, recording: Recording) -> bool:
     recorded, made_for = recording.hardware, release.hardware
     if recorded is None or recorded == made_for or UNKNOWN_HARDWARE in made_for:
         return False
-    from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
+    from blis_replay.blis.latency.gpu_names import another_gpu  # most recordings name it as the release does
 
-    return not same_gpu(recorded, made_for)
+    return another_gpu(recorded, made_for)
 
 
 @dataclass(frozen=True)

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 282,
-    "lines of the instrument": 58_325,
-    "lines of labs": 14_132,
+    "lines of the instrument": 58_383,
+    "lines of labs": 14_145,
     "lines of scripts": 5_235,
-    "lines of tests": 42_145,
+    "lines of tests": 42_192,
 }
-LOADED_BUDGET = {"modules": 76, "lines": 15_010}
+LOADED_BUDGET = {"modules": 76, "lines": 15_012}
 
 
 def lines(paths: Iterable[Path]) -> int:

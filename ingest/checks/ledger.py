@@ -82,7 +82,8 @@ _POISSON = 3.0  # standard deviations of a Poisson count
 class Entry:
     """What one source states of one quantity: ``value``, or a span of time; ``low`` to ``high``: its bounds.
 
-    ``covers``: the requests or steps it is about, in words.
+    ``covers``: the requests or steps it is about, in words.  ``in_bounds``: a source that states the bounds alone: it
+    can contradict another, and confirms none.
     """
 
     quantity: str
@@ -91,6 +92,7 @@ class Entry:
     low: float
     high: float
     covers: str = "the run"
+    in_bounds: bool = False
 
     def contradicts(self, other: Entry) -> bool:
         return self.low > other.high or other.low > self.high
@@ -98,12 +100,14 @@ class Entry:
     @property
     def is_bounded(self) -> bool:
         """Whether it can confirm another: a bound on one side alone agrees with almost anything."""
-        return self.low > 0 and self.high < math.inf
+        return self.low > 0 and self.high < math.inf and not self.in_bounds
 
     def stated(self) -> str:
         """In words: a count, or seconds of a span."""
         if self.quantity == SPAN:
             return f"{self.low / 1e6:.1f} to {self.high / 1e6:.1f} s"
+        if self.in_bounds:
+            return f"{self.low:,.0f} to {self.high:,.0f}" if self.high < math.inf else f"{self.low:,.0f} or more"
         return f"{self.value:,.1f}" if self.quantity == IN_FLIGHT else f"{self.value:,.0f}"
 
 
@@ -189,8 +193,10 @@ def _finding(source: str, found: list[_Contradiction], recording: Recording) -> 
     if not all(one.settled for one in found):
         if all(one.first.quantity in (PROMPT, DECODED) for one in found):
             remedy = "if its lengths are words, or another tokeniser's tokens, record the usage that the server sends"
-            if source == LOG:
-                remedy += "; if the server had other clients, or the log is of another run, record a run by itself"
+            if any(one.odd.in_bounds and one.odd.low > one.first.high for one in found):
+                remedy = "the server had other clients; give their requests too, or record a run by itself"
+            elif any(one.odd.in_bounds for one in found):
+                remedy = "take the log of this run and of every server that served it, or leave it out"
         if source in OF_SERVER and (others := [file.name for file in recording.files if BY_CLIENT in file.kind]):
             remedy = f"requests of {', '.join(others)} are not read: ingest again, {BY_CLIENT}"
         message += f"; what can be replayed is not what was served: {remedy}"
@@ -469,8 +475,9 @@ def _of_throughput(recording: Recording, client: dict[str, Entry]) -> Iterator[E
         return
     most = published(recording.aggregates, -1, "server_log_output_tokens", "most")
     least, most = (math.inf if tokens is None else tokens - client[COMPLETED].value for tokens in (least, most))
-    nearest, tolerance = min(max(client[DECODED].value, least), most), _tokens(client, DECODED)
-    yield Entry(DECODED, LOG, nearest, max(least - tolerance, 0.0), most + tolerance, "throughput lines")
+    tolerance = _tokens(client, DECODED)
+    low, high = max(least - tolerance, 0.0), most + tolerance
+    yield Entry(DECODED, LOG, low, low, high, "throughput lines", in_bounds=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from blis_replay.ingest.tables import Table, columns_named
 MEASURES = "whether the server was offered more than it could serve"
 RULE = (
     "more than 10 % of requests fail while they wait; or the requests that wait for a first token grow through a load "
-    "stage by more than 3 standard errors, or are most of a burst; half of those that wait at its end wait for 1 s "
+    "stage by more than 2.5 standard errors, or are most of a burst; half of those that wait at its end wait for 1 s "
     "more, and longer than a request is served; published aggregates: a median TTFT above 1 s"
 )
 

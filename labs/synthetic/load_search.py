@@ -101,7 +101,7 @@ def _found(
         overrides,
         None if most is None else points[most],
         None if beyond is None else points[beyond],
-        None if most is None or beyond is None else _between(recording, release, load, objectives, points[most]),
+        None if beyond is None or most is None else _between(recording, release, load, objectives, points[most]),
         tuple((value, bool(point.attained and point.attained.met)) for value, point in tried.items()),
         reason,
     )
@@ -119,6 +119,8 @@ def _between(
     Near a limit of the server its load is nearly inverse to the time of a step.  So what the fit misses of the ITL, and
     steps beyond the fit, widen the interval by as much.
     """
+    if "intervals" in most.basis:  # there are none, and it says why
+        return None
     found = _load(most, load) or 0.0
     met_by_draws: dict[float, list[bool]] = {}
 
@@ -218,7 +220,8 @@ def load_answer(
     lines: list[Part] = [
         f"{load}: {what}, to {_CLOSE - 1:.0%}; all recorded requests are sent, and the limits are for all of them",
         f"coefficients: {release.name}; all numbers are simulated",
-        _INTERVALS if any(one.between for one in found) else f"intervals: none, {WITHOUT_UNCERTAINTY}",
+        *([_INTERVALS] if any(one.between for one in found) else []),
+        *_no_interval(found),
         known_error(recording, again),
     ]
     answers = [Line(f"{_name(one.overrides)}: {_answer(one, load, objectives)}") for one in found]
@@ -259,6 +262,16 @@ def _record(one: MostLoad, load: Load) -> dict[str, str | float | None]:
 def _most(one: MostLoad, load: Load) -> str | None:
     most = _load(one.most, load)
     return None if most is None else f"{'' if one.beyond is not None else 'at least '}{most:g}"
+
+
+def _no_interval(found: Sequence[MostLoad]) -> list[str]:
+    """Why a load has no interval, where nothing else says it."""
+    why = [
+        one.most.basis.get("intervals", f"none: {WITHOUT_UNCERTAINTY}" if one.most.fit is None else "")
+        for one in found
+        if one.most is not None and one.beyond is not None and one.between is None
+    ]
+    return [f"intervals: {reason}" for reason in dict.fromkeys(why) if reason]
 
 
 def _span(one: MostLoad) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import Architecture, gpu_named, gpus_of
-from blis_replay.blis.latency.gpu_names import same_gpu
+from blis_replay.blis.latency.gpu_names import another_gpu, same_gpu
 from blis_replay.blis.latency.physical import most_kv_blocks
 
 
@@ -21,6 +21,11 @@ from blis_replay.blis.latency.physical import most_kv_blocks
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("AMD Instinct MI300X", "MI300X"),
         ("A100-SXM4-80GB, H100-SXM-80GB", "H100"),  # a release for two
+        ("8xH100", "H100-SXM-80GB"),
+        ("4x A100-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("H100x8", "H100SXM"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090"),
+        ("AMD EPYC 9654", "CPU"),
     ],
 )
 def test_the_same_gpu(one: str, other: str) -> None:
@@ -44,6 +49,22 @@ def test_the_same_gpu(one: str, other: str) -> None:
 def test_another_gpu(one: str, other: str) -> None:
     assert not same_gpu(one, other)
     assert not same_gpu(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "sure"),
+    [
+        ("A100-80GB", "H100-SXM-80GB", True),
+        ("H100-PCIe", "H100-SXM-80GB", True),
+        ("CPU", "H100", True),
+        ("H200", "H100-SXM-80GB", True),
+        ("a3-highgpu-8g", "H100", False),  # a machine of eight H100s
+        ("unknown", "H100", False),
+        ("8xH100", "H100", False),
+    ],
+)
+def test_names_that_are_of_different_gpus_for_sure(one: str, other: str, sure: bool) -> None:
+    assert another_gpu(one, other) == another_gpu(other, one) == sure
 
 
 def test_a_datasheet_is_found_by_any_spelling_that_means_one_gpu() -> None:

@@ -21,7 +21,7 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
         r"TTFT mean is under-predicted by 32\.\d %; 31\.\d points come from scheduling mode: the simulator schedules",
         text,
     )
-    assert text.endswith("; replay it as recorded: --replay scheduling=recorded")
+    assert "; replay it as recorded: --replay scheduling=recorded 34b-general (2026" in text, "above the table"
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 

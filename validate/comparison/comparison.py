@@ -12,7 +12,6 @@ from blis_replay.blis.releases.release import UNKNOWN_HARDWARE
 from blis_replay.ingest.recording import OVERLOAD_CHECK, PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.engine import layers_in_words
-from blis_replay.replay.simulator import other_gpu
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.judgement import (
     FITTED,
@@ -344,8 +343,10 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     release, entry, remarks = run.release, run.entry, []
     recorded = recording.hardware or UNKNOWN_HARDWARE
     said = release.hardware if UNKNOWN_HARDWARE not in release.hardware else None
-    if (None in (recording.hardware, said) and recorded != release.hardware) or other_gpu(release, recording):
-        remarks.append(remark("hardware", recorded=recorded, release=said))
+    if recorded != release.hardware:
+        from blis_replay.blis.latency.gpu_names import same_gpu  # most recordings name it as the release does
+
+        remarks += [] if same_gpu(recorded, release.hardware) else [remark("hardware", recorded=recorded, release=said)]
     dtype = recording.served_dtype
     other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
     if other and entry is not None and entry.dtype is None:

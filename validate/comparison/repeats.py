@@ -24,6 +24,8 @@ _LOAD, _SPAN = 0.01, 0.05
 # Share of requests that are those of another recording, one by one.  Of two runs of equal requests on a calm server
 # (standard deviation of TTFT 0.3 ms) it is a fifth.
 _COPIED = 0.9
+# Between two instruments of one run an E2E varies by this share, or by this time.
+_JITTER, _JITTER_US = 0.002, 1_000
 # Gaps between sends vary by their standard deviation over their mean: 1 for a Poisson process, 0 for a steady rate.
 # Two processes lie apart by this factor, and one varies by more than that; 20 Poisson gaps vary by 0.6 to 1.5.
 _OTHER_PROCESS, _VARY = 2.0, 0.8
@@ -99,7 +101,20 @@ def copy_of(recording: Recording, other: Recording) -> str:
         return f"{100 * share:.0f} % of its requests are those of {other.slug}"
     marks = [run_mark(one) for one in (other, recording)]
     at_once = None not in [mark.sent_us for mark in marks] and same_run(*marks)
-    return f"{other.slug} was recorded at the same time" if at_once else ""
+    return f"it is {other.slug}, as another instrument saw it" if at_once and _moves_with(recording, other) else ""
+
+
+def _moves_with(recording: Recording, other: Recording) -> bool:
+    """Whether each E2E is that of the same request in the other one, but for a delay that all have.
+
+    Servers side by side differ from request to request, though they serve one load at one time.
+    """
+    sides = [one.requests["e2e_us"].drop_nulls().to_numpy().astype(np.float64) for one in (recording, other)]
+    if not len(sides[0]) or len(sides[0]) != len(sides[1]):
+        return False
+    later_us = sides[0] - sides[1]
+    apart_us = np.abs(later_us - np.median(later_us))
+    return bool((apart_us <= np.maximum(_JITTER * sides[1], _JITTER_US)).mean() > _COPIED)
 
 
 def other_process(one: Recording, other: Recording) -> str:
@@ -150,7 +165,10 @@ def _differs(one: Recording, other: Recording) -> str:
     for name, value in loads[0].items():
         if abs(loads[1][name] - value) > (_SPAN if name == "seconds of arrivals" else _LOAD) * max(value, 1e-9):
             return f"{loads[1][name]:,.6g} {name}, not {value:,.6g}"
-    return "" if client_limits(one) or client_limits(other) else other_process(one, other)
+    held = [max((limit.in_flight for limit in client_limits(recording)), default=0) for recording in (one, other)]
+    if held[0] != held[1]:
+        return f"{held[1] or 'no limit of'} requests in flight, not {held[0] or 'no limit'}"
+    return "" if held[0] else other_process(one, other)
 
 
 def _alike(one: object, other: object) -> bool:

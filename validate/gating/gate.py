@@ -121,7 +121,7 @@ def gate(
             kept.append(observed)
         else:
             left_out[slug if recording.alias in (first.alias, *left_out) else recording.alias] = (
-                f"a copy of {first.alias}"
+                f"the same run as {first.alias}"
             )
     # A release fits the runs that it was fitted on, so only the others say how far the server differs from itself.
     alike = [one.recording for one in kept if use_of(candidate, one.recording) in HELD_OUT]

@@ -67,8 +67,9 @@ def _trend(change: float, low: float, high: float) -> str:
 
 
 def _needs_requests(name: str, requests: int, least: int | None = None, first: str = "") -> str:
-    few = "" if least is None else f"{first}, "
-    return f"about {least or requests:,} requests of this load would decide {few and few + f'{requests:,} '}{name}"
+    if least is None:
+        return f"about {requests:,} requests of this load would decide {name}"
+    return f"about {least:,} requests of this load would decide {first}, and {requests:,} all of {name}"
 
 
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:

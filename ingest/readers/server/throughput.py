@@ -22,9 +22,10 @@ _LINE = re.compile(
 )
 MAX_LINES = 1_000_000  # of ten years at the usual interval
 _FEWEST = 3  # lines of one engine, whose distance is the interval
-# A server's stamps are of its local time without a zone: whole quarters of an hour from UTC, at most 14 hours.
-_ZONE_S, _MOST_ZONES = 900, 56
+# A server's stamps are of its local time without a zone: hours from UTC that are in use somewhere.
+_ZONES_H = (*range(-12, 15), -9.5, -3.5, -2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75, 13.75)
 _LATE = 1.5  # intervals since the line before
+_REGULAR = 0.6  # share of the lines that follow another after one interval, to a second
 _SKEW_S = 5.0  # between the clocks of two hosts, and for stamps in whole seconds
 _COVERED = 0.5  # share of a run; lines of less say nothing of it
 
@@ -61,11 +62,15 @@ class ThroughputLines:
         if not every_s:
             return None
         interval_s = every_s[0][0]
+        regular = np.abs(since_s[since_s > 0] - interval_s) <= 1
+        if regular.mean() < _REGULAR or (since_s == 0).sum() > 2 * len(np.unique(engine)):
+            return None  # of several servers that print alike, or more often than stamps tell apart
         # A busy server prints late, and a line before which it was idle is of one interval.
-        lasts_s = np.where((since_s > 0) & (since_s <= _LATE * interval_s), since_s, interval_s)
+        late_s = max(_LATE * interval_s, interval_s + 1)
+        lasts_s = np.where((since_s > 0) & (since_s <= late_s), since_s, interval_s)
         begins = np.unique([at_s - interval_s, at_s - interval_s / 2])
         if placed:
-            begins = LogStamps.of_unix(begin_s) + _ZONE_S * np.arange(-_MOST_ZONES, _MOST_ZONES + 1)
+            begins = LogStamps.of_unix(begin_s) + 3600 * np.array(_ZONES_H)
         ends = begins + (end_s - begin_s)
         so_far = np.cumsum([0.0, *lasts_s * rate])
 
@@ -80,7 +85,10 @@ class ThroughputLines:
         covered = (held_s / max(end_s - begin_s, 1.0)).round(2)
         if covered.max() < _COVERED:
             return None
-        most[(begins < first_s) | (ends > last_s)] = inf
+        # A server that is stopped prints no last line, so where the lines end within a run they bound it from below.
+        skew_s = 0 if placed else _SKEW_S
+        most[(begins < at_s[0] - interval_s - skew_s) | (ends > at_s[-1] + skew_s)] = inf
         off = np.maximum(np.maximum(least - tokens, tokens - most), 0)
-        best = int(np.where(covered == covered.max(), off, inf).argmin())
+        as_much = covered >= covered.max() - interval_s / max(end_s - begin_s, 1.0)
+        best = int(np.where(as_much, off, inf).argmin())
         return float(least[best]), float(most[best])
