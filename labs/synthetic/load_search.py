@@ -119,7 +119,7 @@ def _between(
     Near a limit of the server its load is nearly inverse to the time of a step.  So what the fit misses of the ITL, and
     steps beyond the fit, widen the interval by as much.
     """
-    if "intervals" in most.basis:  # there are none, and it says why
+    if "intervals" in most.basis:  # it says why no interval can be given
         return None
     found = _load(most, load) or 0.0
     met_by_draws: dict[float, list[bool]] = {}

@@ -133,6 +133,8 @@ def test_other_loads_are_no_measure_of_a_server(store: Store, change: pl.Expr, c
     )
     assert differences_answer(found, [parse_bound("e2e=+15%")]).exit_code == code
     assert bool(found.other_load) == (code == 4)
+    page = str(differences_answer(found, [])).split("\n\n")[0]
+    assert ("another load" in page) == (code == 4), "without a bound too"
 
 
 @pytest.mark.slow

@@ -256,7 +256,11 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
 def _head(compared: Differences) -> Block:
     sides = zip(("A", "B"), (compared.a, compared.b), compared.comparison.compared, strict=True)
     lines = [(f"{letter}:", f"{side.what} ({count:,} requests)") for letter, side, count in sides]
-    return Block([Line(f"{letter} {said}", "   ", Toned(letter, "heading")) for letter, said in lines])
+    sides_lines = [Line(f"{letter} {said}", "   ", Toned(letter, "heading")) for letter, said in lines]
+    if not compared.other_load:
+        return Block(sides_lines)
+    why = f"{compared.other_load}: what changes is not of the server alone, and no bound is judged"
+    return Block([*sides_lines, Line(why, mark=Toned("another load", "caution"))])
 
 
 def _remarks(compared: Differences) -> Block:
