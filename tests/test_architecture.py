@@ -195,7 +195,7 @@ BUDGET = {
     "lines of the instrument": 58_387,
     "lines of labs": 14_145,
     "lines of scripts": 5_235,
-    "lines of tests": 42_194,
+    "lines of tests": 42_197,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_012}
 
