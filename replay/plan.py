@@ -304,7 +304,7 @@ def _with_those_given_up(requests: Rows, lengths: pl.Series) -> tuple[pl.Series,
     until_given_up = requests["max_tokens"].fill_null(lengths.max())
     completed = (requests["status"] == "ok").fill_null(False)
     filled = pl.select(pl.when(lengths.is_null() & ~completed).then(until_given_up).otherwise(lengths)).to_series()
-    return filled, f"; {unknown} that were given up: what they asked for, else the longest"
+    return filled, f"; of {unknown} given up: what they asked for, else the longest"
 
 
 def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:

@@ -129,7 +129,7 @@ class Outside:
     def _beyond(self) -> str:
         said = f"{100 * self.share:.0f} % of steps lie outside of what the coefficients were fitted on ({self.words})"
         if self.time_share < _FEW:
-            return f"{said}; the model gives that {'hardly any' if self.time_share else 'no'} cost"
+            return f"{said}; the model adds {'hardly any' if self.time_share else 'no'} time for it"
         return (
             f"{said}; the model gives this excess {100 * self.time_share:.0f} % of all step time, and no measurement "
             f"backs that; intervals allow for {100 * _UNSURE * self.time_share:.2g} % of the mean step either way"

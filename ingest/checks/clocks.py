@@ -227,7 +227,7 @@ def _server_clock(recording: Recording) -> list[Finding]:
     ahead_us = paired.zero_us - client.zero_us if client is not None and client.kind == paired.kind else None
     measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": paired.uncertainty_us}
     said = "lies beside the client's" if ahead_us is None else f"is {_ms(ahead_us)} ahead of the client's"
-    message = f"the server's clock {said}, +- {_ms(paired.uncertainty_us)}, by the requests that both recorded"
+    message = f"the server's clock {said}, ±{_ms(paired.uncertainty_us)}, by the requests that both recorded"
     rule = "a server has a request after its send, and its first token before the client: each pair bounds the offset"
     return [Finding(CHECK, "note", "", message, measured, rule)]
 
@@ -245,7 +245,7 @@ def _step_clock(recording: Recording) -> list[Finding]:
         message = (
             f"the steps do not fit the requests as their stamps say: by running depth they are stamped "
             f"{_ms(abs(by_depth.offset_us))} {'early' if by_depth.offset_us > 0 else 'late'}, "
-            f"+- {_ms(by_depth.uncertainty_us)}; step times are not used"
+            f"±{_ms(by_depth.uncertainty_us)}; step times are not used"
         )
     placed = Finding(CHECK, severity, metric, message, measured, RULE)
     return [placed, *([] if by_depth is None else _drift(by_depth))]
@@ -270,10 +270,10 @@ def _placement(clock: Clock, measured: Measured, why: str) -> str:
     by_depth = (
         f"running depth cannot tell ({why})"
         if depth is None
-        else f"by running depth {_ms(depth)} +- {_ms(measured['uncertainty_us'])}"
+        else f"by running depth {_ms(depth)} ±{_ms(measured['uncertainty_us'])}"
     )
     stamps = "constructed stamps" if clock.constructed else "stamps"
-    by_stamps = f"the {stamps} do not say" if said is None else f"by {stamps} {_ms(said)}"
+    by_stamps = f"not known by {stamps}" if said is None else f"by {stamps} {_ms(said)}"
     head = f"from the first send to the first step that was recorded: {by_stamps}, {by_depth}"
     if clock.placed == ESTIMATED:
         return f"{head}; the latter is used"

@@ -62,7 +62,7 @@ def test_what_the_excess_costs_is_what_the_model_says() -> None:
     assert found.unsure == pytest.approx(0.4 * 5 / 13.3, abs=1e-3)  # KV bytes over bandwidth: 20 % is one deviation
     without = outside(steps, fitted, LatencyModel("blackbox", 1_000_000, 0, 0))
     assert without is not None
-    assert str(without).endswith("; the model gives that no cost")
+    assert str(without).endswith("; the model adds no time for it")
     assert without.unsure == 0
 
 

@@ -102,7 +102,7 @@ def test_a_request_that_was_given_up_goes_on_as_long_as_it_was_asked_to() -> Non
     plan = plan_replay(make_recording(columns), ReplayMode())
     assert plan.trace.output_tokens.tolist() == [20, 8, 8]
     assert (plan.trace.abort_us < 2**40).tolist() == [True, False, True]
-    assert plan.basis["output tokens"].endswith("; 2 that were given up: what they asked for, else the longest")
+    assert plan.basis["output tokens"].endswith("; of 2 given up: what they asked for, else the longest")
 
 
 # Mixture of experts whose kernels take half a second each.

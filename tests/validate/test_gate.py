@@ -356,7 +356,7 @@ def test_the_order_of_p99s(first: Gated, second: Gated, outcome: str, inverted: 
 def test_where_nothing_has_an_order_no_pairs_are_counted() -> None:
     """One p99 of two was not observed: it said "0 of 0 pairs ... are inverted; 1 experiments have no"."""
     (check,) = ranking_checks([judgement("a", None, 140.0), judgement("b", 120.0, 130.0)], Ranking(("e2e",), 0.05))
-    assert check.message == "E2E p99: no two experiments have an observed order; no p99 was observed of 1 experiment"
+    assert check.message == "E2E p99: no two experiments are far enough apart; no p99 was observed of 1 experiment"
 
 
 @pytest.mark.slow

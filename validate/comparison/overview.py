@@ -136,7 +136,7 @@ def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
     """How many p99s with an interval are outside their limit, and what they are; None without any."""
     tails = [tail for one in judgements if not one.overloaded for tail in one.tails if tail.interval is not None]
     outside, off = sum(tail.excess > 1 for tail in tails), sum(tail.state == "beyond" for tail in tails)
-    what = f"p99s outside their limit (twice that of the mean), {off or 'none'} with the whole of its 95 % interval"
+    what = f"p99s outside their limit (twice that of the mean), {off or 'none'} for sure (by its whole 95 % interval)"
     return (f"{outside} of {len(tails)}", what) if tails else None
 
 

@@ -357,7 +357,7 @@ def prior_for(release: CoefficientRelease, recording: Recording) -> tuple[Prior,
         vector, why = _vector(entry, release.name), f"release {release.name}"
         delay_source = entry.lifecycle.pre_queue_source or delay_source
     except ReleaseError:
-        vector[PRE_QUEUE], why = PUBLISHED_PRE_QUEUE_US, f"{release.name} has no {model_of(recording)}"
+        vector[PRE_QUEUE], why = PUBLISHED_PRE_QUEUE_US, f"{release.name} has no coefficients for {model_of(recording)}"
     sources = [delay_source if i == PRE_QUEUE else why for i in range(len(vector))]
     return tuple(Prior(float(value), math.inf, source) for value, source in zip(vector, sources, strict=True))
 

@@ -44,7 +44,7 @@ def _check(metric: str, gated: Sequence[Gated], tolerance: float) -> Check:
     inverted = [pair for pair in pairs if _inverted(p99s[pair[0]], p99s[pair[1]])]
     absent = sum(p99.observed_us is None and not p99.unusable for p99 in p99s.values())
     compared = f"{len(inverted)} of {len(pairs)} pairs of experiments with an observed order are inverted"
-    message = f"{named}: {compared if pairs else 'no two experiments have an observed order'}"
+    message = f"{named}: {compared if pairs else 'no two experiments are far enough apart'}"
     message += f"; no p99 was observed of {counted(absent, 'experiment')}" if absent else ""
     inverted.sort(key=lambda pair: -_apart(p99s[pair[0]], p99s[pair[1]]))
     message += "".join(

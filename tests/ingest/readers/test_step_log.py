@@ -322,7 +322,7 @@ def test_the_counters_are_held_against_what_was_read(tmp_path: Path) -> None:
     # Requests that got their first token, or ended, in the lost steps say neither when: the clocks of the whole log
     # agree within 2 ms, and so do those of what is left; nothing is called a stall or speculation.
     told = " ".join(others["middle"])
-    assert "server's clock is 0.0 ms ahead of the client's, +- 1.6 ms" in told
+    assert "server's clock is 0.0 ms ahead of the client's, ±1.6 ms" in told
     assert "188 steps after step 2317 without a record took 1.1 s more than usual" in told
     assert not any(word in told for word in ("early", "speculative", "stood still"))
     assert "not whole: 4,473 step records of 4,667 steps in it" in said["later"]
