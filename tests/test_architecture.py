@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 282,
-    "lines of the instrument": 58_387,
+    "lines of the instrument": 58_401,
     "lines of labs": 14_145,
     "lines of scripts": 5_235,
-    "lines of tests": 42_197,
+    "lines of tests": 42_220,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_012}
 

@@ -117,6 +117,10 @@ def test_what_does_not_belong_together(exact: Validated) -> None:
     other = replace(most, recording=replace(most.recording, hardware="H200-SXM"))
     assert sweeps_of([one, longer, other]) == []
     assert sweeps_of([one, one]) == []
+    near = one.recording.aggregates.with_columns(
+        pl.when(pl.col("metric") == "concurrency").then(1.05).otherwise("value")
+    )
+    assert sweeps_of([one, replace(one, recording=replace(one.recording, aggregates=near))]) == [], "one load, twice"
     stated = four.recording.aggregates.filter(pl.col("metric") == "concurrency")
     chat, code = (
         replace(level, recording=replace(level.recording, aggregates=rows, workload=name))

@@ -114,6 +114,25 @@ def test_one_stall_is_no_regression(store: Store, late: slice, code: int, paired
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("failed", "paired"), [(0, True), (1, True), (19, True), (21, False)])
+def test_requests_that_failed_on_one_server_leave_the_others_in_pairs(store: Store, failed: int, paired: bool) -> None:
+    """One of 220 requests was lost, and the interval of a change of 9 s was 28 s wide, not 13.
+
+    Nine of ten have to be there.
+    """
+    (side,) = sides_of(store, SMALL.slug, Choice(None))
+    lost = pl.int_range(pl.len()) < failed
+    rows = side.recording.requests.frame().with_columns(
+        pl.when(lost).then(None).otherwise("output_tokens").alias("output_tokens"),
+        pl.when(lost).then(None).otherwise("ttft_us").alias("ttft_us"),
+        pl.when(lost).then(pl.lit("error")).otherwise("status").alias("status"),
+    )
+    again = replace(side.recording, requests=rows_of(rows), content_hash="again")
+    found = differences(side, recording_side(again, None))
+    assert ("of the same requests" in found.resampled) == paired
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code"),
     [

@@ -106,17 +106,22 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
 def _same_requests(a: Side, b: Side) -> Bools | None:
     """bool[n]: requests that both sides have; None unless each request of one is that of the other.
 
-    Of two recordings they are if all lengths are equal: the same load, sent again.
+    Of two recordings they are if all lengths are equal, but for those of requests that failed on one of them: the same
+    load, sent again.
     """
     if (both := requests_of_both(a, b, Selection())) is not None or a.requests is None or b.requests is None:
         return both
     rows = a.recording.requests, b.recording.requests
-    lengths = [[part[name].fill_null(-1).to_numpy() for name in ("prompt_tokens", "output_tokens")] for part in rows]
-    same = all(np.array_equal(one, other) and one.min() >= 0 for one, other in zip(*lengths, strict=True))
-    both = a.requests & b.requests if same else None
-    return both if both is not None and both.any() else None
+    if rows[0].height != rows[1].height:
+        return None
+    both = a.requests & b.requests
+    one, other = (part.frame(["prompt_tokens", "output_tokens"]).filter(both) for part in rows)
+    same = one.equals(other, null_equal=False)
+    return both if same and both.sum() > _ANSWERED * len(both) else None
 
 
+# Share of the requests that both servers answered, in a load that was sent again.
+_ANSWERED = 0.9
 # Two draws of one load: means that lie apart by less than both, as a share and in standard errors.
 _SAME_LOAD, _SAME_DRAW = 0.05, 4.0
 

@@ -79,8 +79,12 @@ class Sweep:
         return (None, None) if self.levels[i].overloaded else (self.loads[i], self.loads[i])
 
 
+# The largest load of a sweep over its smallest, at least: nearer ones are one load, recorded twice.
+_APART = 1.1
+
+
 def sweeps_of(comparisons: Sequence[Comparison]) -> list[Sweep]:
-    """Groups of two loads or more with the same model, GPUs, engine and mean lengths."""
+    """Groups of loads that differ, with the same model, GPUs, engine and mean lengths."""
     groups: list[list[tuple[float, Comparison]]] = []
     kinds: list[tuple[object, list[float]]] = []
     for comparison in comparisons:
@@ -101,7 +105,7 @@ def sweeps_of(comparisons: Sequence[Comparison]) -> list[Sweep]:
     return [
         Sweep(kind[0], *zip(*sorted(group, key=lambda level: level[0]), strict=True))  # type: ignore[index]
         for group, (kind, _lengths_of) in zip(groups, kinds, strict=True)
-        if len({load for load, _ in group}) > 1
+        if max(load for load, _ in group) > _APART * min(load for load, _ in group)
     ]
 
 

@@ -19,7 +19,7 @@ from blis_replay.validate.fit.next_recording import MINUTES, Load, NextRecording
 from blis_replay.validate.fit.scores import MOST_MISSED
 from blis_replay.validate.fit.step_errors import StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
-from blis_replay.validate.text.cells import percent_plain
+from blis_replay.validate.text.cells import percent, percent_plain
 
 _COEFFICIENT_COLUMNS = columns_named("coefficient", "us", "95 % from", "to", "status")
 # Halves of 95 % intervals of a mean step: certain enough for any limit, and as far as one can be foreseen.
@@ -77,12 +77,17 @@ def calibration_answer(
 
 def _remedy(fits: Sequence[ModelFit]) -> str:
     """The remedy for fits that miss their own data: where parts of a run disagree, no engine argument is wrong."""
-    parts: dict[str, list[float]] = {}
+    parts: dict[str, list[PartScore]] = {}
     for score in (score for fit in fits if fit.missed for score in fit.record.scores if score.part != "test"):
-        parts.setdefault(score.experiment, []).append(score.errors.get("e2e", 0.0))
-    apart = max((max(errors) - min(errors) for errors in parts.values()), default=0.0)
+        parts.setdefault(score.experiment, []).append(score)
+    apart, of_run = 0.0, list[PartScore]()
+    for scores in parts.values():
+        errors = [score.errors.get("e2e", 0.0) for score in scores]
+        if max(errors) - min(errors) > apart:
+            apart, of_run = max(errors) - min(errors), scores
     if apart > 2 * MOST_MISSED["e2e"]:
-        cause = f"parts of one run are {percent_plain(apart)} apart, so the server's pace changed: fit a --window of it"
+        each = ", ".join(f"{percent(s.errors.get('e2e', 0.0))} in {s.begin:g}:{s.until:g}" for s in of_run)
+        cause = f"the server's pace changed (E2E is off by {each}): fit a --window of it, or record this load again"
     else:
         cause = "check the engine arguments (KV blocks, max_num_seqs)"
     return f"{cause}, or write it anyway with --force"
