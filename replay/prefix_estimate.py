@@ -67,10 +67,11 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
     return PrefixEstimate(prompts, "no prefix information: whole prompts", known=False)
 
 
-def hits_known(recording: Recording, *, cached: bool) -> bool:
-    """Whether it is known what a prefix cache held of the prompts, if there was one, or would hold (``cached``)."""
+def hits_known(recording: Recording) -> bool:
+    """Whether it is known what a prefix cache held of the prompts, or would have held on a server without one."""
     identified = prefix_identity(recording, prompt_tokens(recording)) is not None
-    return identified or recording.shared_prefix is not None or (not cached and estimate_prefix(recording).known)
+    had_one = recording.argument("enable_prefix_caching", True)
+    return identified or recording.shared_prefix is not None or (had_one and estimate_prefix(recording).known)
 
 
 def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:

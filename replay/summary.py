@@ -10,7 +10,8 @@ import polars as pl
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.closed_loop import ClosedLoop
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, Recording, Stage
+from blis_replay.ingest.readers.documents import aggregate_frame, may_be_equal
+from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import no_rows, rows_of, shaped
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
@@ -18,7 +19,6 @@ from blis_replay.replay.mode import ReplayMode
 _SEED = 42
 # Share: lengths lie this far on either side of the mean, unless the summary says it; equal ones would end together.
 _SPREAD = 0.1
-_EQUAL = 1.5  # medians of E2E, above which its p99 is not that of equal requests
 _LEAST_BURSTINESS = 0.01  # of --burstiness; with less all requests would come at once
 _MAX_REQUESTS = 1_000_000  # of a summary; more is a slip
 _MAX_US = 1e15  # 30 years: a longer run is a slip, and times would leave int64 soon
@@ -101,11 +101,10 @@ def with_equal_lengths(recording: Recording) -> Recording | None:
     told = (recording.aggregates["metric"] == "lengths").any()
     made = recording.requests.height and (recording.requests["output_tokens_source"] == _OF_MEAN).all()
     slow_us, usual_us = (published(recording.aggregates, _WHOLE_RUN, "e2e", s) or 0.0 for s in ("p99", "p50"))
-    if told or not made or slow_us > _EQUAL * usual_us > 0:
+    if told or not made or not may_be_equal(slow_us, usual_us):
         return None
     stages = [_WHOLE_RUN, *(of.stage for of in recording.stages)]
-    equal = [(stage, "lengths", "spread", 0.0) for stage in stages]
-    said = pl.DataFrame(equal, schema=AGGREGATE_SCHEMA, orient="row")
+    said = aggregate_frame((stage, "lengths", "spread", 0.0) for stage in stages)
     return replace(recording, requests=no_rows(REQUEST_SCHEMA), aggregates=pl.concat([recording.aggregates, said]))
 
 

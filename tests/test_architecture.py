@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 282,
-    "lines of the instrument": 58_401,
-    "lines of labs": 14_145,
+    "lines of the instrument": 58_415,
+    "lines of labs": 14_144,
     "lines of scripts": 5_235,
-    "lines of tests": 42_220,
+    "lines of tests": 42_227,
 }
 LOADED_BUDGET = {"modules": 76, "lines": 15_012}
 

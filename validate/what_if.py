@@ -217,6 +217,7 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 _CACHING = "enable_prefix_caching"
 # Arguments by which prompts are computed otherwise: what that costs is not known where some may have been cached.
 _OF_PROMPTS = {_CACHING, "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill"}
+_UNSTATED = {_CACHING: True}  # vLLM's default
 _HITS_UNKNOWN = (
     "nothing recorded says how many prompt tokens a cache holds; ingest the log or `/metrics` of a server that caches, "
     "or prompts by their identities"
@@ -235,10 +236,9 @@ def simulated_point(
 
     ``draws``: replay it with other coefficients too, for intervals.
     """
-    was_cached = bool(recording.argument(_CACHING, True))
-    changed = {name for name, value in overrides if name in _OF_PROMPTS and recording.argument(name) != value}
-    changed -= {_CACHING} if dict(overrides).get(_CACHING, was_cached) == was_cached else set()
-    unknown = bool(changed and (was_cached or _CACHING in changed)) and not hits_known(recording, cached=not was_cached)
+    changed = {name for name, value in overrides if recording.argument(name, _UNSTATED.get(name)) != value}
+    of_cached = changed & _OF_PROMPTS if recording.argument(_CACHING, True) else changed & {_CACHING}
+    unknown = bool(of_cached) and not hits_known(recording)
     if unknown and _CACHING in changed:
         return WhatIfPoint(overrides, None, _HITS_UNKNOWN)
     try:

@@ -273,13 +273,13 @@ def _placement(clock: Clock, measured: Measured, why: str) -> str:
         else f"by running depth {_ms(depth)} ±{_ms(measured['uncertainty_us'])}"
     )
     stamps = "constructed stamps" if clock.constructed else "stamps"
-    by_stamps = f"not known by {stamps}" if said is None else f"by {stamps} {_ms(said)}"
+    by_stamps = f"no {stamps}" if said is None else f"by {stamps} {_ms(said)}"
     head = f"from the first send to the first step that was recorded: {by_stamps}, {by_depth}"
     if clock.placed == ESTIMATED:
         return f"{head}; the latter is used"
     if clock.placed in ("", NOT_KNOWN):
         return f"{head}; the first step is shown at the first send"
-    return f"{head}; the stamps are used"
+    return f"{head}; the steps are placed as {clock.placed}" if said is None else f"{head}; the stamps are used"
 
 
 def _drift(by_depth: DepthOffset) -> list[Finding]:

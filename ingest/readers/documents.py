@@ -226,6 +226,15 @@ def distribution(file: RecordedFile, metric: str, statistics: object, unit: floa
             yield from reported_number(file, metric, statistic, statistics[name], unit)
 
 
+# Requests of equal lengths take alike: the p99 of their E2E is at most this many medians (chosen).
+_ALIKE = 1.5
+
+
+def may_be_equal(slow: float, usual: float) -> bool:
+    """Whether requests may be equally long, by the reported p99 and median of their E2E; 0: not reported."""
+    return not slow > _ALIKE * usual > 0
+
+
 def aggregate_frame(rows: Iterable[tuple[int, str, str, float]]) -> pl.DataFrame:
     """``(stage, metric, statistic, value)`` as a frame of ``AGGREGATE_SCHEMA``."""
     return pl.DataFrame(list(rows), schema=AGGREGATE_SCHEMA, orient="row")

@@ -32,11 +32,10 @@ Load = Literal["rate", "concurrency"]
 
 # A search doubles and halves from 1 time the recorded rate, or from 8 clients, within these, and then halves what is
 # left until it is this close.
-_FAR = 2.0
 _FIRST: dict[Load, float] = {"rate": 1.0, "concurrency": 8.0}
 _LEAST: dict[Load, float] = {"rate": 1 / 64, "concurrency": 1.0}
 _MOST: dict[Load, float] = {"rate": 64.0, "concurrency": 8192.0}
-_CLOSE = 1.02
+_CLOSE, _FAR = 1.02, 2.0
 
 
 @dataclass(frozen=True)

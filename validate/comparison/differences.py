@@ -120,7 +120,7 @@ def _same_requests(a: Side, b: Side) -> Bools | None:
     return both if same and both.sum() > _ANSWERED * len(both) else None
 
 
-# Share of the requests that both servers answered, in a load that was sent again.
+# Share of the requests that both servers answered, in a load that was sent again: chosen, not measured.
 _ANSWERED = 0.9
 # Two draws of one load: means that lie apart by less than both, as a share and in standard errors.
 _SAME_LOAD, _SAME_DRAW = 0.05, 4.0

@@ -24,7 +24,7 @@ _LOAD, _SPAN = 0.01, 0.05
 # Share of requests that are those of another recording, one by one.  Of two runs of equal requests on a calm server
 # (standard deviation of TTFT 0.3 ms) it is a fifth.
 _COPIED = 0.9
-# Between two instruments of one run an E2E varies by this share, or by this time.
+# Between two instruments of one run an E2E varies by this share, or by this time: chosen, not measured.
 _JITTER, _JITTER_US = 0.002, 1_000
 # Gaps between sends vary by their standard deviation over their mean: 1 for a Poisson process, 0 for a steady rate.
 # Two processes lie apart by this factor, and one varies by more than that; 20 Poisson gaps vary by 0.6 to 1.5.

@@ -79,7 +79,7 @@ class Sweep:
         return (None, None) if self.levels[i].overloaded else (self.loads[i], self.loads[i])
 
 
-# The largest load of a sweep over its smallest, at least: nearer ones are one load, recorded twice.
+# The largest load of a sweep over its smallest, at least: nearer ones are one load, recorded twice (chosen).
 _APART = 1.1
 
 

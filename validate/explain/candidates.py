@@ -41,7 +41,7 @@ def candidates(replayed: Replayed) -> tuple[list[Hypothesis], tuple[Standing, ..
             if best is None:
                 break
             before = [one for one in inputs if one.name == best.hypothesis.name]
-            if before:  # beside it another value explains more, so it explained nothing
+            if before:  # a second pass corrects it, so the first answer was wrong
                 inputs = [one for one in inputs if one not in before]
                 break
             inputs.append(best.hypothesis)

@@ -30,6 +30,7 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     finite,
+    may_be_equal,
     microseconds,
     text,
     tokens,
@@ -66,8 +67,8 @@ _HELD_BACK_S = 0.05
 _ACHIEVED, _IN_FLIGHT = 0.9, 0.75
 _LONGEST_S = 1e9
 # Requests whose total of output tokens is a multiple of their number have equal lengths, by chance one run in 20 of
-# the shortest that this is asked of.  Such requests take alike: their p99 of E2E is at most this many medians.
-_MANY, _EQUAL = 20, 1.5
+# the shortest that this is asked of.
+_MANY = 20
 # Rebuilt send times are refused where the run would end further from its stated duration than this share.  Those of two
 # recorded sweeps (gpt-oss-120b on an H200, 4 and 64 clients) end 0.1 and 0.7 % from it.
 _REBUILT_WITHIN = 0.05
@@ -366,7 +367,7 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
     completed = tokens(scalars.get("completed")) or 0
     slow_ms, usual_ms = (finite(scalars.get(name)) or 0.0 for name in ("p99_e2el_ms", "median_e2el_ms"))
     divides = completed >= _MANY and not (tokens(scalars.get("total_output_tokens")) or 1) % completed
-    if divides and shortest is None and not slow_ms > _EQUAL * usual_ms > 0:
+    if divides and shortest is None and may_be_equal(slow_ms, usual_ms):
         yield from documents.reported_number(file, "lengths", "spread", 0)
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:

@@ -88,9 +88,12 @@ class LogStamps:
         return self._year_s + within_s
 
     @staticmethod
-    def of_unix(unix_s: float) -> float:
-        """The same of a Unix time, in UTC."""
-        at = datetime.fromtimestamp(unix_s, UTC).replace(tzinfo=None)
+    def of_unix(unix_s: float) -> float | None:
+        """The same of a Unix time, in UTC; None beyond the calendar."""
+        try:
+            at = datetime.fromtimestamp(unix_s, UTC).replace(tzinfo=None)
+        except (ValueError, OverflowError, OSError):
+            return None
         return _of_year(at.replace(year=2000)) + at.microsecond / 1e6
 
 

@@ -20,7 +20,7 @@ _LINE = re.compile(
     r"(?:\bEngine (\d{1,6}): )?Avg prompt throughput: [\d.]{1,20} tokens/s, "
     r"Avg generation throughput: (\d{1,12}(?:\.\d{1,9})?) tokens/s"
 )
-MAX_LINES = 1_000_000  # of ten years at the usual interval
+MAX_LINES = 1_000_000  # of 116 days at the usual interval
 _FEWEST = 3  # lines of one engine, whose distance is the interval
 # A server's stamps are of its local time without a zone: hours from UTC that are in use somewhere.
 _ZONES_H = (*range(-12, 15), -9.5, -3.5, -2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75, 13.75)
@@ -69,8 +69,9 @@ class ThroughputLines:
         late_s = max(_LATE * interval_s, interval_s + 1)
         lasts_s = np.where((since_s > 0) & (since_s <= late_s), since_s, interval_s)
         begins = np.unique([at_s - interval_s, at_s - interval_s / 2])
-        if placed:
-            begins = LogStamps.of_unix(begin_s) + 3600 * np.array(_ZONES_H)
+        in_utc_s = LogStamps.of_unix(begin_s) if placed else None
+        if in_utc_s is not None:
+            begins = in_utc_s + 3600 * np.array(_ZONES_H)
         ends = begins + (end_s - begin_s)
         so_far = np.cumsum([0.0, *lasts_s * rate])
 
@@ -86,7 +87,7 @@ class ThroughputLines:
         if covered.max() < _COVERED:
             return None
         # A server that is stopped prints no last line, so where the lines end within a run they bound it from below.
-        skew_s = 0 if placed else _SKEW_S
+        skew_s = _SKEW_S if in_utc_s is None else 0
         most[(begins < at_s[0] - interval_s - skew_s) | (ends > at_s[-1] + skew_s)] = inf
         off = np.maximum(np.maximum(least - tokens, tokens - most), 0)
         as_much = covered >= covered.max() - interval_s / max(end_s - begin_s, 1.0)

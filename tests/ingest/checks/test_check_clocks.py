@@ -98,7 +98,7 @@ def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
     (finding,) = clock_findings(Recording(**(vars(made) | {"steps": rows_of(flat)})))
     assert finding.severity == "note"
     assert finding.message == (
-        "from the first send to the first step that was recorded: not known by stamps, running depth cannot tell "
+        "from the first send to the first step that was recorded: no stamps, running depth cannot tell "
         "(the running depth never changes); the first step is shown at the first send"
     )
 

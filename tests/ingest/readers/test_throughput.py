@@ -94,3 +94,10 @@ def test_a_line_that_was_printed_twice_counts_once() -> None:
             "throughput: 900.0 tokens/s, Running: 9 reqs"
         )
     assert read.served(NOON_S, NOON_S + 110, 99_000, placed=True) == (81_000, 99_000)
+
+
+def test_a_time_beyond_the_calendar_places_nothing() -> None:
+    """Stamps in another unit: the year 33658."""
+    far_s, read = 1e12, lines_of(*RATES)
+    places = [read.served(far_s, far_s + 100, 90_000, placed=placed) for placed in (True, False)]
+    assert places[0] == places[1] is not None
